@@ -28,7 +28,6 @@ from hf_relpos import (
 )
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention import toeplitz
-from hf_relpos.attention.backends import bucketed_keys as key_runs
 from hf_relpos.attention.backends import chunk_products, window_blocks
 from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
@@ -55,8 +54,6 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(skewed, "QUERIES", 48)
     monkeypatch.setattr(skewed, "BLOCK", 16)
     monkeypatch.setattr(skewed, "BUFFER", 2 * 48 * 160)
-    monkeypatch.setattr(key_runs, "KEYS", 8)
-    monkeypatch.setattr(key_runs, "ROW", 16)
     monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
     monkeypatch.setattr(backend_chunked, "KEPT", 0)
     fresh = chunk_products.workspace
@@ -65,7 +62,7 @@ def small_chunks(monkeypatch):
         buffer = fresh(name, shape, dtype)
         return buffer.fill_(torch.nan) if dtype.is_floating_point else buffer.fill_(1)
 
-    for module in (chunk_products, diagonals, key_runs):
+    for module in (chunk_products, diagonals):
         monkeypatch.setattr(module, "workspace", poisoned)
 
 
@@ -106,7 +103,7 @@ def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float
         out = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
     else:
         content, query, key = content_vectors(*tensors[:2], terms, context)
-        form = to_toeplitz(terms, context, query, by_run=True)
+        form = to_toeplitz(terms, context, query)
         out = chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal, ends=ends)
     if how == "eager" and ends is not None:
         out = out * padding(ends, out.shape[1])[..., None, None]
@@ -355,7 +352,7 @@ def test_clipped_rows_are_multiplied_once():
     assert cost[0] - cost[2] <= 0.3 * (cost[1] - cost[2])
 
 
-# Runs of offsets with one row ------------------------------------------------------------------------------------
+# Offsets that share rows ------------------------------------------------------------------------------------------
 
 
 def log_buckets(r):
@@ -364,7 +361,7 @@ def log_buckets(r):
     return 30 - r.sign() * (r.abs().clamp(max=10) + far)
 
 
-RUNS = {
+SHARED_ROWS = {
     "clipped": (lambda r: r.clamp(-9, 12) + 9, 22),
     "buckets": (log_buckets, 60),
     "one": (torch.zeros_like, 1),
@@ -372,59 +369,23 @@ RUNS = {
 }
 
 
-def terms_of_runs(row_of, rows, heads):
+def terms_of_rows(row_of, rows, heads):
     def table(kind):
         return Table(torch.randn(heads, rows, SIZE, dtype=torch.float64), kind)
 
-    # two tables, whose runs begin in different places
+    # two tables, whose rows change in different places
     return Terms(scale=0.4, query_table=(table(row_of),), key_table=(table(row_of), table(lambda r: row_of(r + 3))))
 
 
 @pytest.mark.parametrize("mask", ["none", "padding", "holes", "window", "documents", "any", "nothing"])
 @pytest.mark.parametrize("heads", [1, HEADS], ids=["shared", "per-head"])
-@pytest.mark.parametrize("kind", RUNS)
-def test_runs_are_eagers(kind, heads, mask):
+@pytest.mark.parametrize("kind", SHARED_ROWS)
+def test_offsets_that_share_rows_are_eagers(kind, heads, mask):
     length = 201
-    terms, context = terms_of_runs(*RUNS[kind], heads), AttentionContext(length, length)
+    terms, context = terms_of_rows(*SHARED_ROWS[kind], heads), AttentionContext(length, length)
     tensors, seen = vectors(length, length), MASKS[mask](length)
-    form = to_toeplitz(terms, context, tensors[0], by_run=True)
-    assert form.key_table.rows.shape[1] <= 2 * RUNS[kind][1] and form.key_table.row_of.shape == (2 * length - 1,)
     expected = run("eager", tensors, terms, context, seen)
     assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
-
-
-@pytest.mark.parametrize("length, keys, start", [(150, 201, 51), (100, 201, 30), (70, 70, 0)])
-def test_runs_after_a_cache_and_causal(length, keys, start):
-    terms, context = terms_of_runs(*RUNS["clipped"], HEADS), AttentionContext(length, keys, start=start)
-    tensors = vectors(length, keys)
-    for causal in (False, True):
-        expected = run("eager", tensors, terms, context, causal=causal)
-        assert largest(expected, run("chunked", tensors, terms, context, causal=causal)) <= 1e-11
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_error_of_runs_in_bfloat16_is_at_most_twice_eagers(native, monkeypatch):
-    monkeypatch.setattr(backend_chunked, "multiplies_bfloat16", lambda: native)
-    tensors, context = vectors(201, 201), AttentionContext(201, 201)
-    terms = terms_of_runs(*RUNS["buckets"], HEADS)
-    exact = run("eager", tensors, terms, context)
-    errors = [
-        [float((x.double() - y).square().mean().sqrt()) for x, y in zip(got, exact, strict=True)]
-        for got in (run(how, tensors, terms, context, dtype=torch.bfloat16) for how in ("chunked", "eager"))
-    ]
-    assert all(own <= 2 * eager for own, eager in zip(*errors, strict=True))
-
-
-def test_products_with_runs_do_not_grow_with_the_queries(monkeypatch):
-    """Those of B: as many as keys times runs, for any number of chunks."""
-    terms = terms_of_runs(*RUNS["clipped"], HEADS)
-    cost = []
-    for chosen in (Terms(scale=0.4, key_table=terms.key_table), Terms(scale=0.4)):
-        with Multiplications() as products:
-            run("chunked", vectors(480, 480), chosen, AttentionContext(480, 480))
-        cost.append(products.count)
-    runs = 22 + 3 + 2  # of both tables together, and the first and the last on their own
-    assert cost[0] - cost[1] <= 4 * BATCH * HEADS * SIZE * 480 * runs  # two of them forward, and two gradients
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -443,7 +404,7 @@ def test_probabilities_that_are_kept_give_the_gradients_of_those_computed_again(
         torch.manual_seed(3)
         with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
             content, query, key = content_vectors(*inputs[:2], own, context)
-            form = to_toeplitz(own, context, query, by_run=True)
+            form = to_toeplitz(own, context, query)
             out = chunked_attention(content, query, key, inputs[2], form, 0, seen, dropout=dropout)
         total = out.double().square().sum()
         first = torch.autograd.grad(total, [*inputs, *leaves], retain_graph=True, allow_unused=True)
@@ -458,32 +419,17 @@ def test_probabilities_that_are_kept_give_the_gradients_of_those_computed_again(
 def test_what_needs_no_gradients_keeps_no_probabilities(monkeypatch):
     """Nor does a call of more scores than may be kept."""
     scores, size = BATCH * HEADS * 100 * 100, torch.float64.itemsize
-    terms, context = terms_of_runs(*RUNS["clipped"], 1), AttentionContext(100, 100)
+    terms, context = terms_of_rows(*SHARED_ROWS["clipped"], 1), AttentionContext(100, 100)
     held = []
     for most, needed in ((scores * size, True), (scores * size - 1, True), (scores * size, False)):
         monkeypatch.setattr(backend_chunked, "KEPT", most)
         tensors = [tensor.requires_grad_(needed) for tensor in vectors(100, 100)]
-        form = to_toeplitz(terms, context, tensors[0], by_run=True)
+        form = to_toeplitz(terms, context, tensors[0])
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
             chunked_attention(tensors[0], *tensors, form)
         held.append(sum(sizes))
     assert held[0] - held[1] >= scores and held[2] == 0
-
-
-def test_many_runs_are_lowered_to_offsets():
-    terms, context = terms_of_runs(*RUNS["buckets"], HEADS), AttentionContext(40, 40)
-    form = to_toeplitz(terms, context, torch.empty(SIZE, dtype=torch.float64), by_run=True)
-    assert form.key_table.row_of is None and form.key_table.rows.shape[1] == 79
-
-
-@pytest.mark.parametrize("rows, by_run", [(toeplitz.MOST_RUNS, True), (toeplitz.MOST_RUNS + 1, False)])
-def test_runs_whose_products_would_grow_with_the_square_of_the_length_are_lowered_to_offsets(rows, by_run):
-    length = 4 * toeplitz.MOST_RUNS
-    table = Table(torch.zeros(1, rows, SIZE), lambda r: (r + rows // 2).clamp(0, rows - 1))
-    form = to_toeplitz(Terms(key_table=(table,)), AttentionContext(length, length), torch.empty(SIZE), by_run=True)
-    assert (form.key_table.row_of is not None) == by_run
-    assert form.key_table.rows.shape[1] == (rows if by_run else 2 * length - 1)
 
 
 def test_workspace_is_kept_and_released(monkeypatch):

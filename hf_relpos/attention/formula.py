@@ -30,7 +30,7 @@ import torch
 
 from .context import AttentionContext
 from .masks import is_visible
-from .tracing import is_transformed
+from .tracing import is_transformed, may_read
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ def toeplitz_table(rows: torch.Tensor, context: AttentionContext) -> Table:
     return Table(rows, row_of=lambda r: r - context.low)
 
 
+# Tables of so few rows are multiplied whole.
+FEW_ROWS = 64
 # The fields of `Terms` that hold tables by offset, by their letters in the formula.
 TABLE_FIELDS = {"A": "query_table", "B": "key_table", "c": "scaled_bias", "V": "value_table"}
 
@@ -193,12 +195,16 @@ def position_scores(
     inner: list[torch.Tensor] = []
     outer: list[torch.Tensor] = []
     for table in terms.query_table:
-        index = table.index(context).expand(batch, heads, length, key_length)
-        inner.append(torch.matmul(query, table.rows.to(query.dtype).transpose(-1, -2)).gather(-1, index))
+        rows, index = _rows_in_use(table, context)
+        products = torch.matmul(_by_head(query), rows.to(query.dtype).transpose(-1, -2))  # (H, B·L, R)
+        products = products.unflatten(1, (batch, length)).transpose(0, 1)
+        inner.append(products.gather(-1, index.expand(batch, heads, length, key_length)))
     for table in terms.key_table:
         # rows by keys, so that nothing of the size of the scores is transposed
-        index = table.index(context).expand(batch, heads, length, key_length)
-        inner.append(torch.matmul(table.rows.to(query.dtype), key.transpose(-1, -2)).gather(-2, index))
+        rows, index = _rows_in_use(table, context)
+        products = torch.matmul(rows.to(query.dtype), _by_head(key).transpose(-1, -2))  # (H, R, B·K)
+        products = products.unflatten(2, (batch, key_length)).permute(2, 0, 1, 3)
+        inner.append(products.gather(-2, index.expand(batch, heads, length, key_length)))
     inner.extend(table.scalars(context) for table in terms.scaled_bias)
     outer.extend(table.scalars(context) for table in terms.bias)
     outer.extend(terms.dense)
@@ -209,6 +215,23 @@ def position_scores(
     if context.temperature is not None:
         total = total * context.temperature[..., None].to(total.dtype)
     return total.to(query.dtype)
+
+
+def _by_head(vectors: torch.Tensor) -> torch.Tensor:
+    """(B, H, L, d) as (H, B·L, d), so that a table is multiplied once for all rows: a view of projected states."""
+    return vectors.transpose(0, 1).flatten(1, 2)
+
+
+def _rows_in_use(table: Table, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows from the first to the last that pairs of this call have, and the index of each pair among them.
+
+    Short calls use few rows of a long table. A graph has all of them, since it holds for any length.
+    """
+    index, rows = table.index(context), table.rows
+    if rows.shape[1] <= FEW_ROWS or not may_read(index.device) or is_transformed() or index.numel() == 0:
+        return rows, index
+    first, last = (int(each) for each in index.aminmax())
+    return rows[:, first : last + 1], index - first
 
 
 def total_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

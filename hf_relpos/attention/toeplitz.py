@@ -22,12 +22,6 @@ from .formula import Table, Terms, content_scale, total_of
 from .tracing import is_traced, may_read
 
 
-# The most runs of B for each query. With more, products by offset are fewer (`chunk_products`: 1.24 for each query).
-RUNS = 1.25
-# The most runs in all. Their products are held for all keys, so that with more of them the memory of a long call would
-# grow with the square of its length. These take as much as an activation of that width. At 4,096 keys, 1,024 runs take
-# 0.6 of the time of offsets, 2,048 take 0.7 and 4,096 take 0.9.
-MOST_RUNS = 1024
 # The fields of `Terms` and of `ToeplitzTerms` that hold tables of vectors.
 TABLES = ("query_table", "key_table", "value_table")
 
@@ -116,16 +110,12 @@ def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
     return reasons
 
 
-def to_toeplitz(
-    terms: Terms, context: AttentionContext, query: torch.Tensor, by_run: bool = False, by_row: bool = False
-) -> ToeplitzTerms:
+def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor, by_row: bool = False) -> ToeplitzTerms:
     """Bring terms into Toeplitz form. `toeplitz_unsupported` must give no reason against them.
 
     Args:
         query: (…, d), a tensor whose head size, device and dtype the result has. Products with s are computed before
             rounding to this dtype.
-        by_run: whether B may have one row for each run of offsets with the same row, if that is less to compute. Its
-            `row_of` is then ascending. This reads the rows of the offsets.
         by_row: whether A and B may keep the rows of the scheme's table, in their order, if these are fewer than the
             offsets. Their `row_of` is then int32. No table keeps them while a graph is traced, since the graph must
             hold for any length.
@@ -134,12 +124,6 @@ def to_toeplitz(
     offsets = context.offsets(query.device)
     if by_row and not is_traced():
         return _by_row(terms, context, query, offsets)
-    key_table = None
-    if by_run and terms.key_table:
-        most = min(RUNS * context.query_length, MOST_RUNS)
-        key_table = _sum_by_run(terms.key_table, offsets, scale, most)
-    if key_table is None:
-        key_table = _sum_by_offset(terms.key_table, offsets, context.low, scale)
     inner = _sum_by_offset(terms.scaled_bias, offsets, context.low, scale)
     outer = _sum_by_offset(terms.bias, offsets, context.low)
     scalars = [table.rows for table in (inner, outer) if table is not None]
@@ -151,7 +135,7 @@ def to_toeplitz(
         low=context.low,
         scale=scale,
         query_table=_sum_by_offset(terms.query_table, offsets, context.low, scale),
-        key_table=key_table,
+        key_table=_sum_by_offset(terms.key_table, offsets, context.low, scale),
         bias=total_of(scalars) if scalars else None,
         value_table=_sum_by_offset(terms.value_table, offsets, context.low),
         allow=allow,
@@ -184,14 +168,10 @@ def _shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor
 SHARED_FORMS["toeplitz"] = _shared_toeplitz
 
 
-def toeplitz_of(call: AttentionCall, by_run: bool = False) -> ToeplitzTerms:
-    """Return the Toeplitz form of the terms of a call. Terms that all layers share are converted once per forward.
-
-    Args:
-        by_run: see `to_toeplitz`; it has no effect on shared terms.
-    """
+def toeplitz_of(call: AttentionCall) -> ToeplitzTerms:
+    """Return the Toeplitz form of the terms of a call. Terms that all layers share are converted once per forward."""
     if call.shared is None:
-        return to_toeplitz(call.terms, call.context, call.query, by_run)
+        return to_toeplitz(call.terms, call.context, call.query)
     form: ToeplitzTerms | None = call.shared.forms.get("toeplitz")
     if form is None or call.query.dtype != call.shared.dtype:
         return to_toeplitz(call.shared.terms, call.context, call.query)
@@ -219,32 +199,6 @@ def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
 def _starts(index: torch.Tensor) -> torch.Tensor:
     """Boolean (P,): the offsets whose row differs from that of the offset before, without the first offset."""
     return torch.nn.functional.pad(index[1:] != index[:-1], (1, 0))
-
-
-def _sum_by_run(tables: tuple[Table, ...], offsets: torch.Tensor, factor: float, most: float) -> OffsetTable | None:
-    """Return factor · Σ of the tables, with one row for each run of offsets in which no table changes its row.
-
-    Like clamped ends, runs are read from the maps and never from the values.
-
-    Args:
-        most: the largest number of runs that is worth it.
-
-    Returns:
-        The runs, with the sizes of the first and the last run as clamped ends; None if there are too many runs.
-    """
-    indices = [table.row_of(offsets) for table in tables]
-    changes = total_of([_starts(index) for index in indices])  # the sum of booleans is a logical or
-    run_of = changes.cumsum(0)
-    count = int(run_of[-1]) + 1
-    if count > most or count == offsets.shape[0]:
-        return None
-    sizes = torch.bincount(run_of)
-    starts = sizes.cumsum(0) - sizes
-    rows = [
-        _precise(table.rows, factor).index_select(1, index[starts])
-        for table, index in zip(tables, indices, strict=True)
-    ]
-    return OffsetTable(total_of(rows), run_of, (int(sizes[0]), int(sizes[-1])))
 
 
 def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float = 1.0) -> OffsetTable:

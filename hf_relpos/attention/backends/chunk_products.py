@@ -20,7 +20,6 @@ import torch
 from torch.nn.functional import pad
 
 from ..toeplitz import OffsetTable
-from .bucketed_keys import KeyRuns
 from .chunk_schedule import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 from .relative_shift import Diagonals, add_product, diagonal_sums
 
@@ -78,13 +77,8 @@ class HeadGroup:
         self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.terms.allow)
         self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
         self.mask = None if call.tensor_mask is None else self.by_head(call.tensor_mask)
-        self.B = self.runs = None
-        if terms.key_table is None or terms.key_table.row_of is None:
-            self.B = self.diagonals(inputs.B, None)
-            self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
-        else:
-            first, keys = -call.start - call.terms.low, self.key[:, : self.keys]
-            self.runs = KeyRuns(keys, self.of_heads(inputs.B), terms.key_table.row_of, terms.key_table.clamped, first)
+        self.B = self.diagonals(inputs.B, None)
+        self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """Return the part of a table, (H or 1, …), that belongs to these heads."""
@@ -340,30 +334,18 @@ class HeadGroup:
 
     def add_key_side(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
         """Add k_j · B_p to scores (g, m, n)."""
-        if self.runs is not None:
-            self.runs.add_to(scores, chunk, index)
-        elif self.B is not None:
+        if self.B is not None:
             begin, count = chunk.key_ranges[index]
             keys = self.key_by_position[:, begin : begin + count]
             self.B.add_to(scores.transpose(1, 2), keys, self.first_row(chunk, index))
 
     def key_side_gradients(self, scores: torch.Tensor, chunk: QueryChunk, index: int, d_key, d_B) -> None:
-        """From the gradient of the scores (g, m, n), add to the gradients of the keys (g, N, d) and of B.
-
-        With runs, the gradients are only complete after `finish`.
-        """
-        if self.runs is not None:
-            self.runs.collect(scores, chunk, index)
-        elif self.B is not None:
+        """From the gradient of the scores (g, m, n), add to the gradients of the keys (g, N, d) and of B."""
+        if self.B is not None:
             begin, count = chunk.key_ranges[index]
             keys, first = self.key_by_position[:, begin : begin + count], self.first_row(chunk, index)
             weighed = self.B.weighed(scores.transpose(1, 2), first, d_B, keys)
             d_key[:, begin : begin + count] += self.matrices(weighed)
-
-    def finish(self, total: "Gradients") -> None:
-        """Add the products that are computed once for all chunks to the gradients."""
-        if self.runs is not None:
-            self.runs.finish(total.key[:, : self.keys], self.of_heads(total.B))
 
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
         """Return 1 for pairs to keep and 0 for pairs to drop, (g, m, c) for every range, drawn by the generator."""

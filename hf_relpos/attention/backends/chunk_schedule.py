@@ -121,9 +121,7 @@ def groups(call: ChunkedCall, batch: int, heads: int, queries: int, keys: int) -
     if call.window_mask is not None:
         keys = min(keys, queries + 2 * call.window_mask.window)
     count = max(1, BUFFER // (queries * keys))
-    has_runs = call.terms.key_table is not None and call.terms.key_table.row_of is not None
-    together = call.ends is None and not has_runs
-    return _alike(batch, max(1, count // (2 * heads)) if together else 1), _alike(heads, count)
+    return _alike(batch, max(1, count // (2 * heads)) if call.ends is None else 1), _alike(heads, count)
 
 
 def _alike(count: int, most: int) -> list[slice]:

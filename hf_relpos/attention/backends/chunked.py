@@ -75,7 +75,7 @@ class Chunked:
             query,
             key,
             call.value[..., : call.value_size],
-            toeplitz_of(call, by_run=not isinstance(call.mask, SlidingWindowMask)),
+            toeplitz_of(call),
             int(call.context.start),
             call.mask if isinstance(call.mask, SlidingWindowMask) else call.tensor_mask,
             call.is_causal,
@@ -150,9 +150,7 @@ def chunked_attention(
         has_backward=torch.is_grad_enabled(),
     )
     tables = (terms.query_table, terms.key_table, terms.value_table)
-    A, B, V = (
-        None if table is None else padded(table.rows) if table.row_of is None else table.rows for table in tables
-    )
+    A, B, V = (None if table is None else padded(table.rows) for table in tables)
     out = _Chunked.apply(content, query, key, value, A, B, terms.bias, V, terms.dense, call)
     return out.to(dtype)
 
@@ -217,7 +215,6 @@ class _Chunked(torch.autograd.Function):
                     total.start_group(group)
                     for chunk in chunks:
                         group.backward(chunk, generator, d_out.transpose(1, 2), total, next(kept, None))
-                    group.finish(total)
                     d_key[rows, group_heads] = group.by_row(total.key)[:, :, :keys]
                     d_value[rows, group_heads] = group.by_row(total.value)[:, :, :keys]
         return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None
