@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .attention.formula import attend as attend
     from .conversion import convert as convert
     from .conversion import export_checkpoint as export_checkpoint
+    from .families.buffers import fill_buffers as fill_buffers
+    from .families.buffers import unfilled_buffers as unfilled_buffers
     from .families.live import accelerate_attention as accelerate_attention
     from .families.live import optimize as optimize
     from .families.live import restore_attention as restore_attention
@@ -96,6 +98,8 @@ _MODULES = {
     "patch_transformers": ".models.patch",
     "restore_attention": ".families.live",
     "self_check": ".machine",
+    "fill_buffers": ".families.buffers",
+    "unfilled_buffers": ".families.buffers",
 }
 __all__ = ["__version__", *_MODULES]
 

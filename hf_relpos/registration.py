@@ -4,17 +4,21 @@ import logging
 import re
 import warnings
 
+import torch
 import transformers
+from torch import nn
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
 from .host.adapters import register_targets
 from .host.loader import LOGGER, left_out, level_of_the_loader
+from .host.torch import is_persistent, when_buffers_are_registered
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.modeling_relpos_bert import HEADS
 from .models.window_mask import register_window_mask
 
 
+REMOTE = "transformers_modules"  # the package that Transformers puts remote code into
 # Tables of distances in the report that Transformers logs after loading.
 TABLES = re.compile(r"distance_embedding\.")
 
@@ -27,6 +31,7 @@ def register() -> None:
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
     register_window_mask()
     LOGGER.addFilter(warn_of_left_out_tables)
+    when_buffers_are_registered(warn_of_unfilled_buffers)
     if is_peft_available():
         register_targets(RelPosBertConfig.model_type, like="bert")
 
@@ -55,3 +60,32 @@ def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
             stacklevel=level_of_the_loader(),
         )
     return True
+
+
+_warned: set[str] = set()
+
+
+def warn_of_unfilled_buffers(module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
+    """Warn, once for each file of remote code, if a load by Transformers 5 leaves a table of its unfilled.
+
+    It is a hook of PyTorch for each buffer that a module registers; no class is changed. On the meta device, and so
+    without contents, Transformers registers what it is about to load.
+    """
+    kind = type(module)
+    if not kind.__module__.startswith(REMOTE) or not isinstance(buffer, torch.Tensor) or not buffer.is_meta:
+        return
+    if is_persistent(name) or kind.__module__ in _warned or _is_filled_again(kind):
+        return
+    _warned.add(kind.__module__)
+    warnings.warn(
+        f"{kind.__name__}, remote code, computes its buffer {name} when it is built, and Transformers 5 leaves such "
+        "buffers unfilled, unless that code fills them itself. After loading, run hf_relpos.fill_buffers(model); it "
+        "says what it has filled",
+        stacklevel=level_of_the_loader(),
+    )
+
+
+def _is_filled_again(kind: type) -> bool:
+    """Whether Transformers fills the buffers of a class: by its name, and by an attribute that it sets."""
+    code = kind.__init__.__code__  # type: ignore[misc]
+    return "RotaryEmbedding" in kind.__name__ and "original_inv_freq" in (*code.co_names, *code.co_consts)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ..console import new_table, plain_errors, spinner
 from .options import JsonFile
-from .output import LOADING, STDOUT, check_json, console_for, write_json
+from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars, write_json
 
 
 # What the list says of `out_of_range`.
@@ -18,6 +18,10 @@ PAST = {"clip": "last row", "zero": "no term", "extrapolate": "goes on"}
 def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run the checkpoint's code, and name buffers left unfilled."),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Describe a checkpoint, what Transformers alone does with it, and the command that converts it."""
@@ -28,6 +32,8 @@ def inspect(
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
         check_json(json_file)
+        if trust_remote_code:
+            typer.echo(f"{'unfilled':16}{_unfilled(source, revision)}", err=json_file == STDOUT)
         found = asdict(inspect_checkpoint(source, revision))
         write_json(json_file, found)
     tables = found["tables"]
@@ -36,6 +42,17 @@ def inspect(
     for name, value in found.items():
         if value:
             typer.echo(f"{titles.get(name, name):16}{value}", err=json_file == STDOUT)
+
+
+def _unfilled(source: str, revision: str | None) -> str:
+    """The buffers that Transformers leaves unfilled in a model of remote code, which is loaded and run for it."""
+    from transformers import AutoModel
+
+    from ..families.buffers import unfilled_buffers
+
+    hide_loading_bars()
+    found = unfilled_buffers(AutoModel.from_pretrained(source, revision=revision, trust_remote_code=True))
+    return f"{', '.join(found)}: run hf_relpos.fill_buffers(model)" if found else "no buffer"
 
 
 def schemes(

@@ -78,7 +78,17 @@ def _positions(spec: CheckpointSpec) -> str:
 
 
 def _elsewhere(spec: CheckpointSpec) -> str:
-    """What Transformers v5 without this package does with the checkpoint."""
+    """What Transformers v5 without this package does with the checkpoint, and with code that comes with it."""
+    said = _without_remote_code(spec)
+    if spec.family is OWN or not spec.config.get("auto_map"):
+        return said
+    return (
+        f"{said}. Its remote code: Transformers leaves buffers unfilled that are computed when the model is built; "
+        "hf_relpos.fill_buffers(model) names and fills them, and --trust-remote-code looks for them here"
+    )
+
+
+def _without_remote_code(spec: CheckpointSpec) -> str:
     if spec.family is OWN:
         return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
     if spec.legacy_attention is not None:

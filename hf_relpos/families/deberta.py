@@ -255,7 +255,7 @@ FAMILIES: dict[str, Family] = {
                 "DisentangledSelfAttention": "AcceleratedDisentangledSelfAttention",
             },
             unpadding={"DebertaV2Encoder": "UnpaddingDebertaV2Encoder"},
-            effect="faster, in training at about 512 tokens only as fast; attention in memory linear in the length",
+            effect="faster; attention in memory linear in the length",
         ),
     ),
     "deberta": Family(

@@ -14,7 +14,7 @@ LOGGER = logging.getLogger("transformers.modeling_utils")
 REPORT = re.compile(r"(\w+) LOAD REPORT from: (.*)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Packages between a filter of that logger and who loads a model.
-LOADERS = ("hf_relpos", "logging", "transformers")
+LOADERS = ("hf_relpos", "logging", "torch", "transformers", "transformers_modules")
 
 
 def left_out(record: logging.LogRecord, tensors: re.Pattern[str]) -> tuple[str, str] | None:
