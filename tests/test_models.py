@@ -20,6 +20,7 @@ from hf_relpos import (
     RelPosBertModel,
 )
 from hf_relpos.attention.dispatch import AUTO, BY_NAME
+from hf_relpos.models import capabilities
 from hf_relpos.models.capabilities import probe_call, supported_implementations
 from hf_relpos.models.modeling_relpos_bert import HEADS
 from hf_relpos.schemes.registry import build_input
@@ -780,3 +781,13 @@ def test_tables_lost_on_the_way(name, tmp_path):
 def test_bad_window(settings):
     with raises(ValueError, next(reversed(settings))):
         tiny_config("shaw", **settings)
+
+
+def test_labels_are_no_part_of_what_a_configuration_is_probed_by():
+    """There may be 100,000 of them."""
+    capabilities._PROBED.clear()
+    for labels in (2, 3):
+        supported_implementations(tiny_config("t5", num_labels=labels))
+    assert len(capabilities._PROBED) == 1
+    supported_implementations(tiny_config("t5", hidden_size=64))
+    assert len(capabilities._PROBED) == 2

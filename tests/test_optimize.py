@@ -589,6 +589,40 @@ HEADED = {
 }
 
 
+@pytest.mark.parametrize("name", ["BERT", "v3", "v1", "MPNet", "RoFormer", "harmonic"])
+def test_gelu_inside_the_product(name, onednn, monkeypatch):
+    """In inference; with hooks on its parts, a replaced forward, or gradients, stock's code runs."""
+    calls, real = [], real_tokens(LENGTHS["groups"])
+    fused = products.onednn_linear_gelu
+    monkeypatch.setattr(products, "onednn_linear_gelu", lambda *given: calls.append(1) or fused(*given))
+    model, inputs = build(name, torch.float32), batch()
+    with torch.no_grad():
+        before = model(**inputs)[0]
+    handle = optimize(model)
+    half = next(module for module in model.modules() if hasattr(module, "intermediate_act_fn"))
+
+    def count() -> int:
+        calls.clear()
+        with torch.no_grad():
+            assert_equal_numbers(model(**inputs)[0][real], before[real], 1e-5)
+        return len(calls)
+
+    assert count() == 2 and isinstance(pickle.loads(pickle.dumps(half)), type(half))
+    for part in (half.dense, half.intermediate_act_fn):
+        hook = part.register_forward_hook(lambda module, args, out: None)
+        assert count() == 1
+        hook.remove()
+    half.dense.forward = half.dense.forward
+    assert count() == 1
+    del half.dense.forward
+    assert count() == 2
+    calls.clear()
+    results(model, inputs)
+    assert not calls
+    handle.undo()
+    assert count() == 0 and type(half).__module__.startswith("transformers.")
+
+
 @pytest.mark.parametrize("accelerate", [optimize, accelerate_attention])
 @pytest.mark.parametrize("name", HEADED)
 @torch.no_grad()

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..host.torch import has_onednn_linear, onednn_linear, onednn_matmul
+from ..host.torch import has_onednn_linear, onednn_linear, onednn_linear_gelu, onednn_matmul
 from .tracing import is_traced, is_transformed
 
 
@@ -178,6 +178,15 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
         out: torch.Tensor = _Linear.apply(rows, weight, bias)
         return out
     return onednn_linear(rows, weight, bias)
+
+
+def linear_gelu(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+    """GELU of `linear` in one pass, without gradients; None where oneDNN is not used, or gradients are wanted."""
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (rows, weight, bias)):
+        return None
+    if not _is_plain(rows, weight, bias) or not linear_library().is_used:
+        return None
+    return onednn_linear_gelu(rows, weight, bias)
 
 
 def _is_plain(*tensors: torch.Tensor | None) -> bool:

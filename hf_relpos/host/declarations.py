@@ -148,6 +148,20 @@ LIVE = {
     "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
     "RoFormerSinusoidalPositionalEmbedding": Need(f"{ROFORMER}:RoFormerSinusoidalPositionalEmbedding"),
 }
+INTERMEDIATE = {
+    "BertIntermediate": BERT,
+    "CamembertIntermediate": "transformers.models.camembert.modeling_camembert",
+    "DebertaIntermediate": DEBERTA,
+    "DebertaV2Intermediate": DEBERTA_V2,
+    "ElectraIntermediate": "transformers.models.electra.modeling_electra",
+    "ErnieIntermediate": "transformers.models.ernie.modeling_ernie",
+    "MPNetIntermediate": MPNET,
+    "RoFormerIntermediate": ROFORMER,
+    "RobertaIntermediate": "transformers.models.roberta.modeling_roberta",
+    "XLMRobertaIntermediate": "transformers.models.xlm_roberta.modeling_xlm_roberta",
+}
+LIVE |= {name: Need(f"{module}:{name}.forward", (STATES,)) for name, module in INTERMEDIATE.items()}
+LIVE["GELUActivation"] = Need("transformers.activations:GELUActivation")
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = Need(
     f"{ROFORMER}:create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"

@@ -18,6 +18,12 @@ def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return out
 
 
+def onednn_linear_gelu(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """GELU of it, by its formula with erf, in the same pass."""
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "gelu", [], "none")
+    return out
+
+
 def onednn_matmul() -> Any:
     """Where the option `fp32_precision` of oneDNN's products is; None if PyTorch does not have it."""
     return getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None

@@ -11,6 +11,7 @@ from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
 from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, module_of, reader_of_padding, substitute
 from .agreement import Agreement, Sample, quantize
+from .fused import fused
 from .low_precision import Bfloat16Linear, Int8Linear
 from .unpadding import may_unpad
 
@@ -122,9 +123,15 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     products = f"by oneDNN ({rates})" if library.is_used else f"PyTorch's own products are kept ({rates})"
     if already := sum(isinstance(module, FastLinear | Bfloat16Linear | Int8Linear) for module in root.modules()):
         products += f"; {already} are as an earlier call left them"
-    for layer in layers if library.is_used else ():
-        layer.__class__ = FastLinear
-    handle = Optimized(tuple(encoders), tuple(left), 0, products, _modules=[*changed, *layers])
+    halves = []
+    if library.is_used:
+        for layer in layers:
+            layer.__class__ = FastLinear
+        for module in root.modules():
+            if (ours := fused(module)) is not None:
+                module.__class__ = ours
+                halves.append(module)
+    handle = Optimized(tuple(encoders), tuple(left), 0, products, _modules=[*changed, *layers, *halves])
     try:
         if precision == "bfloat16":
             for layer in rounded:
