@@ -589,6 +589,26 @@ HEADED = {
 }
 
 
+def test_a_sample_is_compared_in_every_precision():
+    model, inputs = build("v3", torch.float32), batch()
+    said = str(optimize(model, sample=inputs))
+    assert "largest difference on 9 rows of the given inputs: " in said
+    assert float(said.partition("inputs: ")[2].split()[0]) <= 1e-5
+    restore_attention(model)
+    rounded = optimize(model.train(), precision="bfloat16", sample=inputs).difference
+    assert 1e-4 < float(rounded.partition("inputs: ")[2].split()[0]) < 0.1 and model.training
+    restore_attention(model)
+    assert optimize(model).difference == ""
+    with raises(ValueError, "sample", "PreTrainedModel"):
+        optimize(nn.Linear(2, 2), sample=inputs)
+
+
+def test_an_encoder_that_is_not_known_is_said():
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 50, "pad_token_id": 0}
+    model = transformers.ModernBertModel(transformers.ModernBertConfig(**sizes, intermediate_size=48))
+    assert "left the model (ModernBertModel): its attention and padding are not known here" in str(optimize(model))
+
+
 @pytest.mark.parametrize("name", ["BERT", "v3", "v1", "MPNet", "RoFormer", "harmonic"])
 def test_gelu_inside_the_product(name, onednn, monkeypatch):
     """In inference; with hooks on its parts, a replaced forward, or gradients, stock's code runs."""

@@ -1,4 +1,4 @@
-"""How well a model in int8 agrees with itself in float32, and which of its layers are to stay in float32."""
+"""Compare an optimised model with itself before, and select layers to keep in float32 of one in int8."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +50,41 @@ class Agreement:
         )
 
 
+class Before:
+    """The outputs of a model on a sample before it is changed.
+
+    Raises:
+        ValueError: as `quantize`.
+    """
+
+    def __init__(self, owner: Any, root: nn.Module, sample: Sample) -> None:
+        self.model = _model_in(root, "a sample")
+        self.batch, self.source = _batch(owner, root, self.model, sample)
+        self.outputs = self._run()
+
+    def _run(self) -> torch.Tensor:
+        was_training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return _output(self.model, self.batch)
+        finally:
+            for module in was_training:
+                module.training = True
+
+    def difference(self) -> str:
+        """The largest difference of the outputs now, as a sentence."""
+        share = float((self._run() - self.outputs).abs().max() / self.outputs.abs().max())
+        return f"largest difference on {len(self.outputs)} rows of {self.source}: {share:.0e} of the largest value"
+
+
+def _model_in(root: nn.Module, what: str) -> PreTrainedModel:
+    model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
+    if model is None:
+        raise ValueError(f"{what} is measured on a PreTrainedModel; {type(root).__name__} has none inside")
+    return model
+
+
 def quantize(owner: Any, root: nn.Module, layers: Sequence[nn.Linear], sample: Sample) -> Agreement:
     """Give layers the class `Int8Linear`, but for those that do harm.
 
@@ -62,9 +97,7 @@ def quantize(owner: Any, root: nn.Module, layers: Sequence[nn.Linear], sample: S
     Raises:
         ValueError: for a module that has no model of Transformers inside, or texts without a tokenizer.
     """
-    model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
-    if model is None:
-        raise ValueError(f"precision = 'int8' is measured on a PreTrainedModel; {type(root).__name__} has none inside")
+    model = _model_in(root, "precision = 'int8'")
     batch, source = _batch(owner, root, model, sample)
     was_training = [module for module in model.modules() if module.training]
     model.eval()

@@ -1,16 +1,18 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ...attention.products import FastLinear, limit_caches, linear_library
 from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..registry import LIVE
 from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, module_of, reader_of_padding, substitute
-from .agreement import Agreement, Sample, quantize
+from .agreement import Agreement, Before, Sample, quantize
 from .fused import fused
 from .low_precision import Bfloat16Linear, Int8Linear
 from .unpadding import may_unpad
@@ -30,6 +32,7 @@ class Optimized(Handle):
         products: by which library, with the rates and errors measured on this machine.
         rounded: how many linear layers compute in a lower precision, as a sentence.
         agreement: of the model in int8 with that in float32.
+        difference: of the outputs from those before on a sample in another precision, as a sentence.
     """
 
     encoders: tuple[Accelerated, ...]
@@ -38,6 +41,7 @@ class Optimized(Handle):
     products: str
     rounded: str = ""
     agreement: Agreement | None = None
+    difference: str = ""
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
@@ -47,7 +51,7 @@ class Optimized(Handle):
             f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders
         ]
         lines.append(f"{self.linear} linear layers in float32: {self.products}")
-        lines += [str(each) for each in (self.rounded, self.agreement) if each]
+        lines += [str(each) for each in (self.rounded, self.agreement, self.difference) if each]
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
         return "\n".join(lines)
 
@@ -74,16 +78,17 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
             each token and each output feature; the outputs are compared with those in float32, layers that do harm
             stay in float32, and `agreement` of the result says how close it is. Weights stay as they are.
         unpad: whether to take padding out.
-        sample: what "int8" is compared on: texts, where the model comes with its tokenizer, or inputs of the model;
-            None for random tokens of its vocabulary, which say less.
+        sample: what the outputs are compared on with those before: texts, where the model comes with its tokenizer, or
+            inputs of the model. None: "int8" is compared on random tokens of the vocabulary, which say less, and
+            others are not compared.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
 
     Raises:
         TypeError: if `model` neither is a module nor has one as its `model`.
-        ValueError: for an unknown precision, and for "int8" on a module without a PreTrainedModel inside, or with
-            texts and no tokenizer.
+        ValueError: for an unknown precision, and for "int8" or a sample on a module without a PreTrainedModel inside,
+            or texts and no tokenizer.
 
     Example:
 
@@ -100,6 +105,7 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}")
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
+    before = Before(model, root, sample) if sample is not None and precision != "int8" else None
     encoders, left, changed = substitute(root, unpad)
     for name, module in root.named_modules():
         if not unpad or not isinstance(module, RelPosBertModel):
@@ -113,6 +119,10 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
             changed.append(module)
             count = len(module.encoder.layer)
             encoders.append(Accelerated(name, type(module).__name__, count, TAKEN_OUT))
+    if not encoders and not left:
+        models = (each for each in root.modules() if isinstance(each, PreTrainedModel))
+        reason = "its attention and padding are not known here; only linear layers are faster, if any"
+        left += [Skipped("", type(each).__name__, reason) for each in itertools.islice(models, 1)]
     layers = _linear_layers(root)
     inside = {layer for encoder in _encoders(root) for layer in encoder.modules()}
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
@@ -138,6 +148,8 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
                 layer.__class__ = Bfloat16Linear
         elif precision == "int8":
             handle.agreement = quantize(model, root, rounded, sample)
+        if before is not None:
+            handle.difference = before.difference()
     except BaseException:
         handle.undo()
         raise
