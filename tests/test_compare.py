@@ -1,6 +1,7 @@
 """`hf-relpos compare`: what it measures of sentence pairs, prints, writes and refuses."""
 
 import errno
+import io
 import json
 import math
 import shutil
@@ -13,6 +14,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, metadata_load
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from oracles import stir, tiny_model
+from rich.console import Console
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
 
@@ -22,6 +24,7 @@ from hf_relpos.cli.output import STDOUT, write_json
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.evaluation import load_encoder, rank_correlation, similarities
 from hf_relpos.evaluation.compare import CompareSettings, compare_models
+from hf_relpos.evaluation.printing import print_comparison
 from hf_relpos.evaluation.similarity import pair_vectors, spearman_difference
 from hf_relpos.files import check_output_file, write_output_json
 
@@ -94,8 +97,11 @@ def test_compare(folder, tmp_path):
         assert own[name] == pytest.approx(100 * rank_correlation(cosines, [pair.score for pair in pairs]))
     assert own["difference"]["mean"] == pytest.approx(own["student"] - own["teacher"])
     assert own["sentence_cosine"]["sentence_of_min"] in {text for p in pairs for text in (p.sentence1, p.sentence2)}
-    for words in ("128 *", "Cosine to the teacher", "layer 1", "Masked tokens, %", f"Verdict: {found['verdict']}."):
+    for words in ("128 *", "Cosine to the source", "Masked tokens, %", f"Verdict: {found['verdict']}."):
         assert words in result.output
+    console = Console(record=True, file=io.StringIO(), width=120)
+    print_comparison(found, console, verbose=True)
+    assert "layer 1" in console.export_text() and "layer 1" not in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 

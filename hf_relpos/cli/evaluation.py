@@ -13,8 +13,10 @@ from .output import LOADING, check_json, console_for, hide_loading_bars, write_j
 
 
 def compare(
-    teacher: Annotated[str, typer.Argument(help="Folder or Hub repository of the model that was converted.")],
-    student: Annotated[str, typer.Argument(help="Folder or Hub repository of the result.")],
+    teacher: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Folder or Hub repository of the model that was converted.")
+    ],
+    student: Annotated[str, typer.Argument(metavar="RESULT", help="Folder or Hub repository of the result.")],
     text: Annotated[
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may be fitted on it. May be repeated.")
     ],
@@ -30,16 +32,16 @@ def compare(
         str, advanced("Columns of the --sts files: score, first sentence, second sentence.", metavar="NAMES")
     ] = "score,sentence1,sentence2",
     pooling: Annotated[
-        str | None, advanced("mean or cls; by default that of the teacher's repository.", metavar="NAME")
+        str | None, advanced("mean or cls; by default that of the source's repository.", metavar="NAME")
     ] = None,
     tokenizer: Annotated[
-        str | None, advanced("Folder or repository of the tokenizer, if not the teacher's.", metavar="NAME")
+        str | None, advanced("Folder or repository of the tokenizer, if not the source's.", metavar="NAME")
     ] = None,
     tokens: Annotated[int, advanced("Tokens of text for each length, about.", min=1)] = 4096,
     attention_window: Annotated[
         int | None,
         advanced(
-            "attention_window of the student, 0 for none. Lengths past the teacher's are also measured as it is.",
+            "attention_window of the result, 0 for none. Lengths past the source's are also measured as it is.",
             metavar="TOKENS",
             min=0,
         ),
@@ -47,10 +49,13 @@ def compare(
     update_card: Annotated[
         bool,
         advanced(
-            "Put the correlations of --sts into the card of the student, a folder: as the Hub's evaluation results, "
-            "and as a table beside those of the teacher.",
+            "Put the correlations of --sts into the card of the result, a folder: as the Hub's evaluation results, "
+            "and as a table beside those of the source.",
             "--update-card",
         ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also how far apart the attention weights of each layer are.")
     ] = False,
     json_file: JsonFile = None,
     plot_file: Annotated[
@@ -87,7 +92,7 @@ def compare(
         console = console_for(json_file)
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(settings, progress)
-        print_comparison(results, console)
+        print_comparison(results, console, verbose)
         write_json(json_file, results)
         if plot_file is not None:
             save_figure(fidelity_figure(results), plot_file)
