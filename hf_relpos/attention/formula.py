@@ -228,7 +228,9 @@ def _rows_in_use(table: Table, context: AttentionContext) -> tuple[torch.Tensor,
     Short calls use few rows of a long table. A graph has all of them, since it holds for any length.
     """
     index, rows = table.index(context), table.rows
-    if rows.shape[1] <= FEW_ROWS or not may_read(index.device) or is_transformed() or index.numel() == 0:
+    if not may_read(index.device) or is_transformed():  # first: a graph must not depend on sizes
+        return rows, index
+    if rows.shape[1] <= FEW_ROWS or index.numel() == 0:
         return rows, index
     first, last = (int(each) for each in index.aminmax())
     return rows[:, first : last + 1], index - first
