@@ -604,7 +604,7 @@ def test_a_sample_is_compared_in_every_precision():
 
 
 def test_an_encoder_that_is_not_known_is_said():
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 50, "pad_token_id": 0}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 50, "pad_token_id": 0}
     model = transformers.ModernBertModel(transformers.ModernBertConfig(**sizes, intermediate_size=48))
     assert "left the model (ModernBertModel): its attention and padding are not known here" in str(optimize(model))
 
