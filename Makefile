@@ -26,7 +26,7 @@ PYTEST_ARGS ?= -n auto --dist loadgroup
 TIERS ?= documents or ecosystem or hub or scripts or slow
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
-FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, card chunked convert deberta_checkpoints distil \
+FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, buffers card chunked convert deberta_checkpoints distil \
 	families gated generation host hub hub_server legacy live machine memory models modules optimize padding patch public_names recurrence rope_checkpoints \
 	sources tools_outputs tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer \
 	travels xlnet_checkpoints)) \
