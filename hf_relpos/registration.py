@@ -87,5 +87,6 @@ def warn_of_unfilled_buffers(module: nn.Module, name: str, buffer: torch.Tensor 
 
 def _is_filled_again(kind: type) -> bool:
     """Whether Transformers fills the buffers of a class: by its name, and by an attribute that it sets."""
-    code = kind.__init__.__code__  # type: ignore[misc]
-    return "RotaryEmbedding" in kind.__name__ and "original_inv_freq" in (*code.co_names, *code.co_consts)
+    code = getattr(kind.__init__, "__code__", None)  # type: ignore[misc]
+    named = () if code is None else (*code.co_names, *code.co_consts)
+    return "RotaryEmbedding" in kind.__name__ and "original_inv_freq" in named

@@ -55,7 +55,7 @@ def open_page():
                 hosts: set[str | None] = set()
                 page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
                 page.goto(served.local_url)
-                expect(page.locator(".matplotlib img").nth(2)).to_be_visible(timeout=SECONDS)
+                expect(page.locator(".matplotlib img").nth(1)).to_be_visible(timeout=SECONDS)
                 page.wait_for_load_state("networkidle")
                 yield page
                 assert not hosts - THIS_MACHINE
@@ -90,7 +90,7 @@ def test_every_view_is_drawn_within_the_window_from_this_machine_alone(look, ope
 
         lightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).slice(0, 3)")
         assert (sum(map(int, lightness)) < 3 * 128) == (look.color_scheme == "dark"), lightness
-        show(page, "Positions", 3)
+        show(page, "Positions", 2)
         picture("positions")
         show(page, "Attention", 2)
         picture("attention")

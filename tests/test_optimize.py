@@ -635,6 +635,14 @@ def test_gelu_inside_the_product(name, onednn, monkeypatch):
     half.dense.forward = half.dense.forward
     assert count() == 1
     del half.dense.forward
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: None)
+    assert count() == 0
+    hook.remove()
+    with pytest.MonkeyPatch.context() as patch:
+        kind = type(half.intermediate_act_fn)
+        stock = kind.forward
+        patch.setattr(kind, "forward", lambda self, states: stock(self, states))
+        assert count() == 0
     assert count() == 2
     calls.clear()
     results(model, inputs)

@@ -173,7 +173,7 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     if given.plots and not METHODS[given.method].learns:
         raise ConversionError(
             f"plots = True: method = {given.method!r} measures nothing that could be drawn; leave it out, and draw "
-            "the result with `hf-relpos plot --all` or `hf-relpos compare --plot`"
+            "the result with `hf-relpos plot` or `hf-relpos compare --plot`"
         )
     options, device = resolve_options(given), check_device(given)
     own = source_config(folder, spec)

@@ -16,6 +16,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from .live.accelerate import module_of
+
 
 # Buffers in a state dict that newer checkpoints leave out, and that hold the same in every model.
 COUNTED = ("position_ids", "token_type_ids")
@@ -58,9 +60,9 @@ def unfilled_buffers(model: Any) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for prefix, inner in _models_in(model):
         fresh = _built_again(inner)
-        wrong = {name: right for name, right in _compare(inner, fresh)}
+        wrong = dict(_compare(inner, fresh))
         if wrong:
-            _check_not_random(inner, fresh, wrong)
+            _check_not_random(inner, wrong)
         found.update({f"{prefix}{name}": right for name, right in wrong.items()})
     return found
 
@@ -77,8 +79,7 @@ def fill_buffers(model: Any) -> list[str]:
     Raises:
         TypeError, ValueError: as of `unfilled_buffers`, before anything is changed.
     """
-    root = model if isinstance(model, nn.Module) else getattr(model, "model", model)
-    found = unfilled_buffers(model)
+    found, root = unfilled_buffers(model), module_of(model, "fill_buffers")
     with torch.no_grad():
         for name, right in found.items():
             path, _, last = name.rpartition(".")
@@ -93,9 +94,7 @@ def fill_buffers(model: Any) -> list[str]:
 
 def _models_in(model: Any) -> Iterator[tuple[str, PreTrainedModel]]:
     """The outermost models of Transformers inside, with the prefix of their names."""
-    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(root, nn.Module):
-        raise TypeError(f"there is no PreTrainedModel in a {type(model).__name__}; give the loaded model")
+    root = module_of(model, "unfilled_buffers")
     names: list[str] = []
     for name, module in root.named_modules():
         inside = any(name.startswith(f"{outer}.") or outer == "" for outer in names)
@@ -187,7 +186,8 @@ def _is_filled(name: str, now: torch.Tensor, right: torch.Tensor) -> bool:
     return same
 
 
-def _check_not_random(model: PreTrainedModel, fresh: PreTrainedModel, wrong: dict[str, torch.Tensor]) -> None:
+def _check_not_random(model: PreTrainedModel, wrong: dict[str, torch.Tensor]) -> None:
+    """Reject buffers that are others each time the class is built: `wrong` has what one of them holds."""
     again = _built_again(model, seed=1)
     for name, right in wrong.items():
         path, _, last = name.rpartition(".")

@@ -403,7 +403,7 @@ def _with_memory(
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
             "cache; with a memory and attention_window, it does not show where a row begins: "
-            " use a dynamic cache, or give (batch, length)"
+            "use a dynamic cache, or give (batch, length)"
         )
     is_token = token_mask(attention_mask, batch, keys, device)
     with_memory = torch.cat([memory_mask, is_token], dim=-1)

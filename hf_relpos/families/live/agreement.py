@@ -1,6 +1,7 @@
 """Compare an optimised model with itself before, and select layers to keep in float32 of one in int8."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,19 +64,26 @@ class Before:
         self.outputs = self._run()
 
     def _run(self) -> torch.Tensor:
-        was_training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                return _output(self.model, self.batch)
-        finally:
-            for module in was_training:
-                module.training = True
+        with _in_evaluation(self.model):
+            return _output(self.model, self.batch)
 
     def difference(self) -> str:
         """The largest difference of the outputs now, as a sentence."""
         share = float((self._run() - self.outputs).abs().max() / self.outputs.abs().max())
         return f"largest difference on {len(self.outputs)} rows of {self.source}: {share:.0e} of the largest value"
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Without gradients, and each module in evaluation."""
+    was_training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in was_training:
+            module.training = True
 
 
 def _model_in(root: nn.Module, what: str) -> PreTrainedModel:
@@ -99,26 +107,20 @@ def quantize(owner: Any, root: nn.Module, layers: Sequence[nn.Linear], sample: S
     """
     model = _model_in(root, "precision = 'int8'")
     batch, source = _batch(owner, root, model, sample)
-    was_training = [module for module in model.modules() if module.training]
-    model.eval()
     names = {module: name for name, module in model.named_modules()}
     before = {layer: type(layer) for layer in layers}
-    try:
-        with torch.no_grad():
-            expected, errors = _measured(model, layers, batch)
-            ranked = sorted(layers, key=lambda layer: errors.get(layer, 0.0), reverse=True)
-            fewest = sum(errors.get(layer, 0.0) > LARGEST_ERROR for layer in layers)
-            for share in SHARES:
-                kept = ranked[: max(fewest, round(share * len(ranked)))]
-                for layer in layers:
-                    layer.__class__ = before[layer] if layer in kept else Int8Linear
-                found = _output(model, batch)
-                cosines = nn.functional.cosine_similarity(found.double(), expected.double(), dim=-1)
-                if float(cosines.mean()) >= LEAST_COSINE:
-                    break
-    finally:
-        for module in was_training:
-            module.training = True
+    with _in_evaluation(model):
+        expected, errors = _measured(model, layers, batch)
+        ranked = sorted(layers, key=lambda layer: errors.get(layer, 0.0), reverse=True)
+        fewest = sum(errors.get(layer, 0.0) > LARGEST_ERROR for layer in layers)
+        for share in SHARES:
+            kept = ranked[: max(fewest, round(share * len(ranked)))]
+            for layer in layers:
+                layer.__class__ = before[layer] if layer in kept else Int8Linear
+            found = _output(model, batch)
+            cosines = nn.functional.cosine_similarity(found.double(), expected.double(), dim=-1)
+            if float(cosines.mean()) >= LEAST_COSINE:
+                break
     return Agreement(
         rows=len(cosines),
         cosine=float(cosines.mean()),

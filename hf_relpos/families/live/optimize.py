@@ -1,6 +1,5 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,9 +119,10 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
             count = len(module.encoder.layer)
             encoders.append(Accelerated(name, type(module).__name__, count, TAKEN_OUT))
     if not encoders and not left:
-        models = (each for each in root.modules() if isinstance(each, PreTrainedModel))
-        reason = "its attention and padding are not known here; only linear layers are faster, if any"
-        left += [Skipped("", type(each).__name__, reason) for each in itertools.islice(models, 1)]
+        stranger = next((each for each in root.modules() if isinstance(each, PreTrainedModel)), None)
+        if stranger is not None:
+            reason = "its attention and padding are not known here; only linear layers are faster, if any"
+            left.append(Skipped("", type(stranger).__name__, reason))
     layers = _linear_layers(root)
     inside = {layer for encoder in _encoders(root) for layer in encoder.modules()}
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
