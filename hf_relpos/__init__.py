@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from .conversion import export_checkpoint as export_checkpoint
     from .families.buffers import fill_buffers as fill_buffers
     from .families.buffers import unfilled_buffers as unfilled_buffers
-    from .families.live import accelerate_attention as accelerate_attention
-    from .families.live import optimize as optimize
-    from .families.live import restore_attention as restore_attention
+    from .live import accelerate_attention as accelerate_attention
+    from .live import optimize as optimize
+    from .live import restore_attention as restore_attention
     from .machine import self_check as self_check
+    from .models.capabilities import explain_backend as explain_backend
     from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
-    from .models.explain import explain_backend as explain_backend
     from .models.modeling_relpos_bert import (
         RelPosBertForMaskedLM as RelPosBertForMaskedLM,
     )
@@ -89,14 +89,14 @@ _MODULES = {
     "StreamTrainer": ".training.stream",
     "Table": ".attention.formula",
     "Terms": ".attention.formula",
-    "accelerate_attention": ".families.live",
+    "accelerate_attention": ".live",
     "attend": ".attention.formula",
     "convert": ".conversion",
-    "explain_backend": ".models.explain",
+    "explain_backend": ".models.capabilities",
     "export_checkpoint": ".conversion",
-    "optimize": ".families.live",
+    "optimize": ".live",
     "patch_transformers": ".models.patch",
-    "restore_attention": ".families.live",
+    "restore_attention": ".live",
     "self_check": ".machine",
     "fill_buffers": ".families.buffers",
     "unfilled_buffers": ".families.buffers",

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 import transformers
 
-from .families.live import optimize
 from .host.declarations import NEEDS, missing
 from .host.transformers import CACHE_NAMES
-from .models.capabilities import probe_call
+from .live import optimize
+from .models.capabilities import explain_backend, probe_call
 from .models.configuration_relpos_bert import RelPosBertConfig
-from .models.explain import explain_backend
 from .models.modeling_relpos_bert import RelPosBertLMHeadModel, RelPosBertModel
 from .schemes.registry import SCHEMES
 

@@ -15,7 +15,6 @@ from .host.loader import LOGGER, left_out, level_of_the_loader
 from .host.torch import is_persistent, when_buffers_are_registered
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.modeling_relpos_bert import HEADS
-from .models.window_mask import register_window_mask
 
 
 REMOTE = "transformers_modules"  # the package that Transformers puts remote code into
@@ -29,7 +28,6 @@ def register() -> None:
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
-    register_window_mask()
     LOGGER.addFilter(warn_of_left_out_tables)
     when_buffers_are_registered(warn_of_unfilled_buffers)
     if is_peft_available():

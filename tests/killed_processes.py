@@ -17,7 +17,7 @@ from transformers import Trainer
 
 from hf_relpos import convert
 from hf_relpos.demo import CHECKPOINT, read_text
-from hf_relpos.training import DistillationSettings, distil, distillation_checkpoints
+from hf_relpos.training import DistillationSettings, checkpoints, distil
 
 
 STEPS, SAVED = 9, 3  # of a run; between checkpoints of a distillation
@@ -49,7 +49,7 @@ def run_distil(folder: Path) -> None:
 def run_convert(folder: Path) -> None:
     """The second process computes other fingerprints, as on another processor, whose rounding differs."""
     if os.environ["RANK"] == "1":
-        distillation_checkpoints.model_fingerprint = lambda model: "another"
+        checkpoints.model_fingerprint = lambda model: "another"
     options = {"steps": STEPS, "batch_tokens": 128}
     convert(CHECKPOINT, folder / "out", method="distil", method_options=options, texts=read_text("train")[:400])
 

@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms, attend
 from hf_relpos.attention import dispatch as backends
-from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import chunked_attention
+from hf_relpos.attention.backends.chunked import schedule as skewed
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.formula import content_vectors

@@ -21,7 +21,7 @@ from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.evaluation.loading import load_model, pooling_of
 from hf_relpos.models.checkpoint_files import read_json
-from hf_relpos.training.distillation_checkpoints import prepare_folder
+from hf_relpos.training.checkpoints import prepare_folder
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -28,15 +28,16 @@ from hf_relpos import (
 )
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention import toeplitz
-from hf_relpos.attention.backends import chunk_products, window_blocks
-from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.backends import relative_shift as diagonals
+from hf_relpos.attention.backends import window_blocks
 from hf_relpos.attention.backends.chunked import chunked_attention
+from hf_relpos.attention.backends.chunked import products as chunk_products
+from hf_relpos.attention.backends.chunked import relative_shift as diagonals
+from hf_relpos.attention.backends.chunked import schedule as skewed
 from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
-from hf_relpos.attention.products import Library
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app

@@ -21,8 +21,8 @@ from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, con
 from hf_relpos.conversion.build import build_teacher
 from hf_relpos.conversion.pipeline import APPLY
 from hf_relpos.families.names import BASE_RULES, RULES, inverse, is_scheme, to_stock
-from hf_relpos.models import remote_code
 from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from hf_relpos.models.saved_code import remote_code
 from hf_relpos.schemes.scheme import is_count, is_number
 from hf_relpos.settings import setting
 

@@ -15,9 +15,9 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.evaluation import windowed_hidden_states
 from hf_relpos.training import DistillationSettings, distil, row_targets
-from hf_relpos.training.distillation_checkpoints import model_fingerprint
-from hf_relpos.training.distillation_data import Window, WindowBatches, collate
-from hf_relpos.training.distillation_losses import (
+from hf_relpos.training.checkpoints import model_fingerprint
+from hf_relpos.training.data import Window, WindowBatches, collate
+from hf_relpos.training.losses import (
     DEFAULT_LOSSES,
     LOSSES,
     attention_loss,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oracles import extra_inputs, tiny_config
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForSequenceClassification, RelPosBertModel
-from hf_relpos.models.configuration_fields import ARGUMENTS, MAX_LAYERS, MAX_NESTING, MAX_PARAMETERS
+from hf_relpos.models.checks import ARGUMENTS, MAX_LAYERS, MAX_NESTING, MAX_PARAMETERS
 from hf_relpos.schemes.scheme import MAX_COUNT
 
 

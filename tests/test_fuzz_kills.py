@@ -27,7 +27,7 @@ from oracles import tiny_sizes
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2Model
 
 from hf_relpos import convert, export_checkpoint
-from hf_relpos.attention import products
+from hf_relpos.attention import cpu_gemm
 from hf_relpos.conversion.push import plan_upload, push
 from hf_relpos.demo import CHECKPOINT, read_text
 from hf_relpos.training import DistillationSettings, distil
@@ -138,8 +138,8 @@ def in_child(work, root, disturbance=None):
             sys.stdout = sys.stderr = open(2, "w", closefd=False)
             warnings.simplefilter("ignore")
             os.environ["HF_RELPOS_FAST_PRODUCTS"] = "0"  # a measurement would choose, and the sums differ
-            products.linear_library.cache_clear()
-            products.bmm_library.cache_clear()
+            cpu_gemm.linear_library.cache_clear()
+            cpu_gemm.bmm_library.cache_clear()
             disturb(disturbance, root, count)
             work()
             status = DONE

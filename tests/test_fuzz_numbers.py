@@ -11,9 +11,9 @@ from oracles import ON_TOKENS, stir, tiny_config
 
 from hf_relpos import RelPosBertModel
 from hf_relpos.attention import dispatch as backends
-from hf_relpos.attention.backends import chunk_schedule as skewed
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends.chunked import Chunked
+from hf_relpos.attention.backends.chunked import schedule as skewed
 
 
 TRAINED = 16  # max_position_embeddings of `tiny_config`

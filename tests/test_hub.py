@@ -23,9 +23,9 @@ from hub_fixtures import running_hub
 from huggingface_hub import ModelCard
 
 from hf_relpos import SCHEMES, RelPosBertConfig
-from hf_relpos.models.bundle import bundle
 from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
-from hf_relpos.models.remote_code import CONFIGURATION, MODELING
+from hf_relpos.models.saved_code.bundle import bundle
+from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
 
 
 CODE = {CONFIGURATION, MODELING}

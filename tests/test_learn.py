@@ -36,7 +36,7 @@ from hf_relpos.conversion.card import command as repeating_command
 from hf_relpos.conversion.texts import check_windows, distance_histogram, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
-from hf_relpos.training.distillation_trainer import DistillationTrainer
+from hf_relpos.training.distillation import DistillationTrainer
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"

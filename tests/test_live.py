@@ -29,7 +29,7 @@ from transformers import (
 
 from hf_relpos import accelerate_attention, restore_attention
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.families.live.t5 import ALWAYS_THREE
+from hf_relpos.live.t5 import ALWAYS_THREE
 
 
 SIZES = dict(

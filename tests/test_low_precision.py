@@ -7,7 +7,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import hf_relpos
-from hf_relpos.families.live.low_precision import Int8Linear
+from hf_relpos.live.low_precision import Int8Linear
 
 
 SIZES = dict(

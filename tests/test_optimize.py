@@ -45,12 +45,12 @@ from transformers import (
 )
 
 from hf_relpos import RelPosBertModel, accelerate_attention, optimize, restore_attention
-from hf_relpos.attention import products
+from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.products import FastLinear, Library
-from hf_relpos.families.live import keywords
-from hf_relpos.families.live.low_precision import Bfloat16Linear
-from hf_relpos.families.live.unpadding import UnpaddedBatch, key_mask
+from hf_relpos.attention.cpu_gemm import FastLinear, Library
+from hf_relpos.live import keywords
+from hf_relpos.live.low_precision import Bfloat16Linear
+from hf_relpos.live.unpadding import UnpaddedBatch, key_mask
 
 
 optimize_module = importlib.import_module(optimize.__module__)
@@ -74,7 +74,7 @@ EAGER = {"attn_implementation": "eager"}
 # One each: BERT's code, DistilBERT's, and the families with code of their own.
 FEW = ("BERT", "DistilBERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet")
 FAST = Library(100.0, 200.0, 1e-7, 3e-7)
-LIBRARY = products.linear_library
+LIBRARY = cpu_gemm.linear_library
 SLOW = Library(100.0, 50.0, 1e-7, 3e-7)
 # Groups with and without padding, of one row and of several; two groups without a mask; only short rows.
 LENGTHS = {
@@ -88,14 +88,14 @@ LENGTHS = {
 def own_products(monkeypatch):
     """PyTorch's own products, whatever is faster on this machine."""
     monkeypatch.setattr(optimize_module, "linear_library", lambda: SLOW)
-    monkeypatch.setattr(products, "linear_library", lambda: SLOW)
+    monkeypatch.setattr(cpu_gemm, "linear_library", lambda: SLOW)
 
 
 @pytest.fixture
 def onednn(monkeypatch):
     """oneDNN's, on any machine."""
     monkeypatch.setattr(optimize_module, "linear_library", lambda: FAST)
-    monkeypatch.setattr(products, "linear_library", lambda: FAST)
+    monkeypatch.setattr(cpu_gemm, "linear_library", lambda: FAST)
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, **changes) -> nn.Module:
@@ -613,8 +613,8 @@ def test_an_encoder_that_is_not_known_is_said():
 def test_gelu_inside_the_product(name, onednn, monkeypatch):
     """In inference; with hooks on its parts, a replaced forward, or gradients, stock's code runs."""
     calls, real = [], real_tokens(LENGTHS["groups"])
-    fused = products.onednn_linear_gelu
-    monkeypatch.setattr(products, "onednn_linear_gelu", lambda *given: calls.append(1) or fused(*given))
+    fused = cpu_gemm.onednn_linear_gelu
+    monkeypatch.setattr(cpu_gemm, "onednn_linear_gelu", lambda *given: calls.append(1) or fused(*given))
     model, inputs = build(name, torch.float32), batch()
     with torch.no_grad():
         before = model(**inputs)[0]
@@ -925,8 +925,8 @@ def test_what_cannot_be_asked_for(monkeypatch):
     with raises(TypeError, "optimize", "str"):
         optimize("bert-base-uncased")
     monkeypatch.setattr(optimize_module, "linear_library", LIBRARY.__wrapped__)  # it is kept for the process
-    monkeypatch.setenv(products.SETTING, "perhaps")
-    with raises(ValueError, products.SETTING, "perhaps"):
+    monkeypatch.setenv(cpu_gemm.SETTING, "perhaps")
+    with raises(ValueError, cpu_gemm.SETTING, "perhaps"):
         optimize(model)
     assert [type(module) for module in model.modules()] == classes
 

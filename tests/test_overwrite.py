@@ -15,9 +15,9 @@ from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import run_demo
-from hf_relpos.models.bundle import bundle
-from hf_relpos.models.remote_code import CONFIGURATION, MODELING, own_files
-from hf_relpos.training.distillation_checkpoints import prepare_folder
+from hf_relpos.models.saved_code.bundle import bundle
+from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING, own_files
+from hf_relpos.training.checkpoints import prepare_folder
 from hf_relpos.version import __version__
 
 

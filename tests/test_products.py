@@ -11,8 +11,8 @@ from errors import raises
 from torch import nn
 from torch.autograd import forward_ad
 
-from hf_relpos.attention import products
-from hf_relpos.attention.products import FastLinear, Library, fast_bmm, linear
+from hf_relpos.attention import cpu_gemm
+from hf_relpos.attention.cpu_gemm import FastLinear, Library, fast_bmm, linear
 
 
 FAST, SLOW = Library(100.0, 200.0, 1e-7, 3e-7), Library(100.0, 90.0, 1e-7, 3e-7)
@@ -21,15 +21,15 @@ FAST, SLOW = Library(100.0, 200.0, 1e-7, 3e-7), Library(100.0, 90.0, 1e-7, 3e-7)
 @pytest.fixture(autouse=True)
 def used(monkeypatch):
     """oneDNN is used on any machine; the list has the sizes of its products."""
-    monkeypatch.setattr(products, "linear_library", lambda: FAST)
-    monkeypatch.setattr(products, "bmm_library", lambda: FAST)
-    seen, operator = [], products.onednn_linear
+    monkeypatch.setattr(cpu_gemm, "linear_library", lambda: FAST)
+    monkeypatch.setattr(cpu_gemm, "bmm_library", lambda: FAST)
+    seen, operator = [], cpu_gemm.onednn_linear
 
     def noted(rows, weight, bias):
         seen.append((rows.shape, weight.shape))
         return operator(rows, weight, bias)
 
-    monkeypatch.setattr(products, "onednn_linear", noted)
+    monkeypatch.setattr(cpu_gemm, "onednn_linear", noted)
     return seen
 
 
@@ -74,7 +74,7 @@ def test_other_calls_are_pytorchs_own(case, used, monkeypatch):
     if case == "subclass":
         layer.weight = nn.Parameter(layer.weight.data.as_subclass(type("Own", (torch.Tensor,), {})))
     if case == "slow":
-        monkeypatch.setattr(products, "linear_library", lambda: SLOW)
+        monkeypatch.setattr(cpu_gemm, "linear_library", lambda: SLOW)
     if case == "compiled":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     tangent = torch.ones_like(layer.weight)
@@ -132,7 +132,7 @@ def test_threads_restore_the_setting_together():
 
 def test_measured_and_chosen(monkeypatch):
     monkeypatch.undo()
-    for library in (products.linear_library(), products.bmm_library()):
+    for library in (cpu_gemm.linear_library(), cpu_gemm.bmm_library()):
         assert library.torch_rate > 0 and 0 < library.torch_error < 1e-5
     assert FAST.is_used and not SLOW.is_used
     assert not Library(100.0, 900.0, 1e-7, 2e-3).is_used  # it rounds to bfloat16, as on a processor with AMX
@@ -140,32 +140,32 @@ def test_measured_and_chosen(monkeypatch):
 
 def test_the_environment_decides(monkeypatch):
     monkeypatch.undo()
-    uncached = {name: getattr(products, name).__wrapped__ for name in ("linear_library", "bmm_library")}
+    uncached = {name: getattr(cpu_gemm, name).__wrapped__ for name in ("linear_library", "bmm_library")}
     for value, allowed in {"0": (False, False), "linear": (True, False), "1": (True, True)}.items():
-        monkeypatch.setenv(products.SETTING, value)
+        monkeypatch.setenv(cpu_gemm.SETTING, value)
         assert tuple(measure().allowed for measure in uncached.values()) == allowed
-    monkeypatch.setenv(products.SETTING, "yes")
-    with raises(ValueError, products.SETTING, "yes"):
+    monkeypatch.setenv(cpu_gemm.SETTING, "yes")
+    with raises(ValueError, cpu_gemm.SETTING, "yes"):
         uncached["linear_library"]()
 
 
 GROWTH = """
 from pathlib import Path
 import torch
-from hf_relpos.attention import products
+from hf_relpos.attention import cpu_gemm
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 torch.set_num_threads(1)
-products.limit_caches()
-products.linear_library()
+cpu_gemm.limit_caches()
+cpu_gemm.linear_library()
 weight = torch.randn(64, 64)
 with torch.inference_mode():
     for count in range(4, 904):
         if count == 304:
             before = resident()
-        products.onednn_linear(torch.randn(count, 64), weight, None)
+        cpu_gemm.onednn_linear(torch.randn(count, 64), weight, None)
 print(resident() - before)
 """
 
@@ -174,7 +174,7 @@ FIRST_FORWARD = """
 import os, threading, torch
 before, threads = dict(os.environ), torch.get_num_threads()
 from hf_relpos import RelPosBertConfig, RelPosBertModel
-from hf_relpos.attention import products
+from hf_relpos.attention import cpu_gemm
 sizes = dict(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=48, vocab_size=50)
 model = RelPosBertModel(RelPosBertConfig(**sizes, position_embedding_type="t5", max_position_embeddings=2048)).eval()
 with torch.no_grad():
@@ -185,7 +185,7 @@ def watch():
         seen.add(torch.get_num_threads())
 watcher = threading.Thread(target=watch)
 watcher.start()
-for library in (products.linear_library, products.bmm_library):
+for library in (cpu_gemm.linear_library, cpu_gemm.bmm_library):
     library.cache_clear(), library()
 done.set(), watcher.join()
 assert seen | {torch.get_num_threads()} == {threads}, seen
@@ -195,7 +195,7 @@ assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
 
 def test_a_first_forward_leaves_the_process_as_it_was():
     """Neither its environment nor its threads are changed, nor by the measurement."""
-    settings = {name for names in products.CACHE_SETTINGS for name in names}
+    settings = {name for names in cpu_gemm.CACHE_SETTINGS for name in names}
     variables = {name: value for name, value in os.environ.items() if name not in settings | {"OMP_NUM_THREADS"}}
     subprocess.run([sys.executable, "-c", FIRST_FORWARD], env=variables, check=True)
 
@@ -203,18 +203,18 @@ def test_a_first_forward_leaves_the_process_as_it_was():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident size from /proc")
 def test_memory_does_not_grow_with_the_number_of_shapes():
     """600 further shapes, each half a megabyte if all are kept."""
-    settings = {name for names in products.CACHE_SETTINGS for name in names}
+    settings = {name for names in cpu_gemm.CACHE_SETTINGS for name in names}
     variables = {name: value for name, value in os.environ.items() if name not in settings}
     done = subprocess.run([sys.executable, "-c", GROWTH], env=variables, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 60
 
 
 def test_capacities_of_the_user_stay(monkeypatch):
-    for names in products.CACHE_SETTINGS:
+    for names in cpu_gemm.CACHE_SETTINGS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DNNL_PRIMITIVE_CACHE_CAPACITY", "7")
-    products.limit_caches()
+    cpu_gemm.limit_caches()
     assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
-    assert os.environ["LRU_CACHE_CAPACITY"] == str(products.CACHED_SHAPES)
+    assert os.environ["LRU_CACHE_CAPACITY"] == str(cpu_gemm.CACHED_SHAPES)
     monkeypatch.delenv("LRU_CACHE_CAPACITY")

@@ -16,6 +16,7 @@ ROOMS = [
     {"models", "settings"},
     {"registration"},
     {"families"},
+    {"live"},
     {"evaluation", "machine"},
     {"training"},
     {"conversion"},

@@ -8,9 +8,9 @@ from oracles import ON_TOKENS, extra_inputs, stir, tiny_config
 from test_formula import ALL, COMBINATIONS, clipped, combination_id, random_terms
 
 from hf_relpos import AttentionContext, Table, Terms
-from hf_relpos.attention.call import AttentionCall, SharedTerms
+from hf_relpos.attention.call import AttentionCall, SharedTerms, toeplitz_of
 from hf_relpos.attention.formula import position_scores, position_values, toeplitz_table
-from hf_relpos.attention.toeplitz import to_toeplitz, toeplitz_of, toeplitz_unsupported
+from hf_relpos.attention.toeplitz import to_toeplitz, toeplitz_unsupported
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
 

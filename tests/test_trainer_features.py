@@ -16,7 +16,7 @@ from parallel_train import EPSILON, STEPS, WAYS, alone
 from selection import FEATURE_SCHEMES
 from transformers import AutoModelForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
-from hf_relpos.models import remote_code as saving
+from hf_relpos.models.saved_code import remote_code as saving
 from hf_relpos.training import DistillationSettings, distil, last_checkpoint
 
 

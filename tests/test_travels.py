@@ -17,10 +17,10 @@ from selection import chosen
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, Scheme, Terms
-from hf_relpos.models import bundle as bundler
-from hf_relpos.models.bundle import BundleError, bundle
 from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
-from hf_relpos.models.remote_code import CONFIGURATION, MODELING
+from hf_relpos.models.saved_code import bundle as bundler
+from hf_relpos.models.saved_code.bundle import BundleError, bundle
+from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
 from hf_relpos.version import __version__
 
 
@@ -90,7 +90,8 @@ def test_files_say_what_they_are():
 
 def test_the_same_text_in_every_process(tmp_path):
     script = (
-        "import hashlib, sys; from hf_relpos import RelPosBertConfig; from hf_relpos.models.bundle import bundle\n"
+        "import hashlib, sys; from hf_relpos import RelPosBertConfig\n"
+        "from hf_relpos.models.saved_code.bundle import bundle\n"
         "for scheme in ('deberta', ['shaw', 't5']):\n"
         "    files = bundle(RelPosBertConfig(position_embedding_type=scheme))\n"
         "    print(hashlib.sha256(''.join(files.values()).encode()).hexdigest())\n"

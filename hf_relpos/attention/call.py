@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from .context import AttentionContext
 from .formula import Terms
+from .toeplitz import ToeplitzTerms, shared_toeplitz, to_toeplitz
 from .tracing import is_traced
 
 
@@ -28,13 +29,8 @@ class LazyMask:
         raise NotImplementedError
 
 
-# Functions that bring the terms into the form that a backend wants, by name. Where all layers share the terms, each
-# form is made once. Arguments: the terms, the context, and a tensor with the queries' head size, device and dtype.
-SHARED_FORMS: dict[str, Callable[[Terms, AttentionContext, torch.Tensor], Any]] = {}
-
-
 class SharedTerms:
-    """The terms of a scheme that are the same in every layer, made once per forward together with backends' forms.
+    """The terms of a scheme that are the same in every layer, made once per forward together with their Toeplitz form.
 
     They are made before the first layer and never inside one. A layer that is recomputed in the backward pass
     (activation checkpointing) then sees the same terms as in the forward.
@@ -51,7 +47,7 @@ class SharedTerms:
         self.terms = terms
         self.signature = signature
         self.device, self.dtype = like.device, like.dtype
-        self.forms = {name: make(terms, context, like) for name, make in SHARED_FORMS.items()}
+        self.toeplitz = shared_toeplitz(terms, context, like)
 
 
 @dataclass(frozen=True)
@@ -141,6 +137,15 @@ Finish = Callable[[torch.Tensor], torch.Tensor]
 def unchanged(out: torch.Tensor) -> torch.Tensor:
     """Return the output as it is, for a call that was not rewritten."""
     return out
+
+
+def toeplitz_of(call: AttentionCall) -> ToeplitzTerms:
+    """Return the Toeplitz form of the terms of a call. Terms that all layers share are converted once per forward."""
+    if call.shared is None:
+        return to_toeplitz(call.terms, call.context, call.query)
+    if call.shared.toeplitz is None or call.query.dtype != call.shared.dtype:
+        return to_toeplitz(call.shared.terms, call.context, call.query)
+    return call.shared.toeplitz
 
 
 class Backend(Protocol):

@@ -4,7 +4,6 @@
 requested by name, as in any model of Transformers. A call that the named backend cannot compute is then an error.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,6 +13,7 @@ from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNC
 from .backends.eager import Eager
 from .backends.sdpa import Sdpa
 from .call import AttentionCall, Backend, Finish, unchanged
+from .fourier import with_fourier_features
 from .tracing import is_transformed
 
 
@@ -23,8 +23,6 @@ AUTO = "relpos"  # the value of `attn_implementation` that chooses a backend for
 # Backends that `attn_implementation` may name. For any other name, Transformers would not know which mask to make.
 BY_NAME: dict[str, Backend] = {Sdpa.name: Sdpa(), Eager.name: Eager()}
 BACKENDS: list[Backend] = list(BY_NAME.values())
-# Functions that replace a call before backends get it, or return None. The first replacement is used.
-REWRITES: list[Callable[[AttentionCall], tuple[AttentionCall, Finish] | None]] = []
 
 # Transformers' own attention (cross-attention) and its masks use sdpa under this name.
 ALL_ATTENTION_FUNCTIONS.register(AUTO, ALL_ATTENTION_FUNCTIONS["sdpa"])
@@ -38,7 +36,7 @@ def register_backend(backend: Backend) -> None:
 
 def rewritten(call: AttentionCall) -> tuple[AttentionCall, Finish]:
     """Return a call as backends get it, and the function from their output to the output of the original call."""
-    return next((made for rewrite in REWRITES if (made := rewrite(call)) is not None), (call, unchanged))
+    return with_fourier_features(call) or (call, unchanged)
 
 
 def choose(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
@@ -64,7 +62,7 @@ def _first_capable(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention with the terms of a scheme.
 
-    Backends get calls as rewritten by `REWRITES`. Eager requested by name is the reference, and gets calls unchanged.
+    Backends get calls as `rewritten`. Eager requested by name is the reference, and gets calls unchanged.
     So it does in place of `AUTO` under transforms of `torch.func` and in forward mode, for which it alone is made.
 
     Args:

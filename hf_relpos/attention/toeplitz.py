@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from .call import SHARED_FORMS, AttentionCall
 from .context import AttentionContext
 from .formula import Table, Terms, content_scale, total_of
 from .tracing import is_traced, may_read
@@ -160,22 +159,9 @@ def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offset
     return replace(to_toeplitz(replace(terms, **others), context, query), **found)
 
 
-def _shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor) -> ToeplitzTerms | None:
+def shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor) -> ToeplitzTerms | None:
     """Return the Toeplitz form of terms that all layers share, or None if they have none."""
     return None if toeplitz_unsupported(terms, context) else to_toeplitz(terms, context, like)
-
-
-SHARED_FORMS["toeplitz"] = _shared_toeplitz
-
-
-def toeplitz_of(call: AttentionCall) -> ToeplitzTerms:
-    """Return the Toeplitz form of the terms of a call. Terms that all layers share are converted once per forward."""
-    if call.shared is None:
-        return to_toeplitz(call.terms, call.context, call.query)
-    form: ToeplitzTerms | None = call.shared.forms.get("toeplitz")
-    if form is None or call.query.dtype != call.shared.dtype:
-        return to_toeplitz(call.shared.terms, call.context, call.query)
-    return form
 
 
 def _sum_by_offset(

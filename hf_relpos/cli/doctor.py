@@ -63,7 +63,7 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     import transformers
 
     from .. import __version__
-    from ..attention.products import bmm_library, linear_library
+    from ..attention.cpu_gemm import bmm_library, linear_library
 
     threads = torch.get_num_threads()
     processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"

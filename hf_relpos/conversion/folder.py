@@ -31,7 +31,7 @@ from ..families.checkpoint import (
 from ..families.errors import ConversionError, abbreviate
 from ..families.privacy import without_local_paths
 from ..files import write_json
-from ..models.remote_code import own_files
+from ..models.saved_code.remote_code import own_files
 
 
 REPORT = "conversion.json"

@@ -16,8 +16,8 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from ..attention.cpu_gemm import multiplies_bfloat16
 from ..attention.dispatch import AUTO
-from ..attention.products import multiplies_bfloat16
 from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
 from ..data.text import TextError
@@ -25,9 +25,9 @@ from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import find_tokenizer
 from ..families.errors import ConversionError
-from ..families.live.optimize import optimize
 from ..families.names import is_scheme
 from ..files import describe_write_error
+from ..live.optimize import optimize
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
 from .build import build_teacher, fold
@@ -178,7 +178,7 @@ def _distil(
 ) -> dict[str, Any]:
     """Train the student in place and add `text` to the details; returns the report of the training."""
     from ..training import DistillationSettings, distil  # imports the Trainer
-    from ..training.distillation_losses import DEFAULT_LOSSES
+    from ..training.losses import DEFAULT_LOSSES
 
     options, limit = conversion.options, conversion.limit
     windows = learning_windows(conversion, tokenizer, student)
@@ -225,7 +225,7 @@ def _checkpoints(
 
     All processes use the digest of the main one: on another processor folded weights can differ by rounding.
     """
-    from ..training.distillation_checkpoints import model_fingerprint
+    from ..training.checkpoints import model_fingerprint
 
     inputs: list[Any] = [windows.ids, windows.types, asdict(settings), *map(model_fingerprint, (student, teacher))]
     config = student.config

@@ -1,21 +1,22 @@
 """Agreement of a converted model with its source: hidden states, attention, masked tokens, similarity of sentences."""
 
-from .attention_fidelity import attention_divergence, attention_divergences
 from .compare import CompareSettings, compare_models
 from .encoder import Encoder, hidden_states, pool
-from .inspection import model_max_length
-from .loading import load_encoder, load_model, load_tokenizer, pooling_of
-from .masked import MaskedAgreement, masked_agreement, masked_predictions
-from .model_fidelity import (
+from .fidelity import (
     Fidelity,
     FidelitySettings,
     LengthFidelity,
     ShiftConsistency,
+    attention_divergence,
+    attention_divergences,
     default_lengths,
     fidelity,
     shift_consistency,
     verdict,
 )
+from .inspection import model_max_length
+from .loading import load_encoder, load_model, load_tokenizer, pooling_of
+from .masked import MaskedAgreement, masked_agreement, masked_predictions
 from .passages import passage_vectors
 from .similarity import pair_vectors, rank_correlation, similarities, spearman_difference
 from .sliding_windows import windowed_hidden_states

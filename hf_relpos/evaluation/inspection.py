@@ -5,7 +5,7 @@ import inspect
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.configuration_fields import FIELDS, check_rules
+from ..models.checks import FIELDS, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 
 

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from ..families.checkpoint import snapshot
 from ..models.checkpoint_files import check_config, check_local, read_json
-from ..models.configuration_fields import without_kernels
+from ..models.checks import without_kernels
 from ..models.loading import check_loaded
 from ..models.patch import patch_transformers
 from .encoder import POOLINGS, Encoder, check_pooling

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..models.configuration_fields import FEED_FORWARD_TYPES
+from ..models.checks import FEED_FORWARD_TYPES
 from .errors import ConversionError
 from .family import ALL, Family, Layout, Positions, Tensors, renamed
 from .names import Rule

@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from .live.accelerate import module_of
+from .family import module_of
 
 
 # Buffers in a state dict that newer checkpoints leave out, and that hold the same in every model.

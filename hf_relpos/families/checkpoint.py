@@ -15,7 +15,7 @@ import torch
 
 from ..models import checkpoint_files
 from ..models.checkpoint_files import INDEX, WEIGHTS, variant_name
-from ..models.configuration_fields import without_kernels
+from ..models.checks import without_kernels
 from ..models.loading import in_body
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table

@@ -8,12 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..models.configuration_fields import Rule as FieldRule
+from ..models.checks import Rule as FieldRule
 from .names import BASE_RULES, RULES, Rule
 
 
@@ -113,7 +114,7 @@ class LiveFamily:
         stock: the module of Transformers that has the stock classes.
         container: the stock class around the attention modules, which prepares what they share.
         attention: the stock class of the attention modules.
-        code: the module of `families.live` that has our classes.
+        code: the module of `live` that has our classes.
         effect: what the acceleration improves.
         classes: stock class to ours, which is a subclass of it; none where attention alone is not faster.
         unpadding: the same of the classes that take padding out of a batch; others are those of `classes`.
@@ -140,15 +141,17 @@ class LiveFamily:
         found: type[nn.Module] = getattr(importlib.import_module(self.stock), name)
         return found
 
+    def _code(self) -> ModuleType:
+        return importlib.import_module(f"..live.{self.code}", __package__)
+
     def replacements(self, unpad: bool = False) -> dict[type[nn.Module], type[nn.Module]]:
         """Stock class to ours.
 
         Args:
             unpad: whether padding is to be taken out as well.
         """
-        code = importlib.import_module(f".live.{self.code}", __package__)
         names = {**self.classes, **(self.unpadding if unpad else {})}
-        return {self.stock_class(stock): getattr(code, ours) for stock, ours in names.items()}
+        return {self.stock_class(stock): getattr(self._code(), ours) for stock, ours in names.items()}
 
     def unsupported_reason(self, container: nn.Module) -> str | None:
         """Why a container of this family stays as it is; None for one that can be changed."""
@@ -168,8 +171,23 @@ class LiveFamily:
             return "other code has replaced the forward method of its modules"
         if self.unsupported is None:
             return None
-        reasons = getattr(importlib.import_module(f".live.{self.code}", __package__), self.unsupported)(container)
+        reasons = getattr(self._code(), self.unsupported)(container)
         return "; ".join(reasons) or None
+
+
+def module_of(model: Any, caller: str) -> nn.Module:
+    """A module, or that of a pipeline.
+
+    Args:
+        caller: the function that it was given to, for the error.
+    """
+    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(root, nn.Module):
+        raise TypeError(
+            f"{caller} takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
+            f"{type(model).__name__}"
+        )
+    return root
 
 
 def copy_of_bert(name: str, module: str, prefix: str, encoder: str = "Encoder") -> LiveFamily:

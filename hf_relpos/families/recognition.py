@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from ..models.configuration_fields import ARGUMENTS, FIELDS, Rule, check_rules
+from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import tensor_names

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..models.configuration_fields import integer
+from ..models.checks import integer
 from .family import SPECIAL_TOKENS, Family, Layout, copy_of_bert, pad_token
 from .names import Rule
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..models.configuration_fields import integer
+from ..models.checks import integer
 from .errors import ConversionError
 from .family import OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule

@@ -15,7 +15,7 @@ from ..schemes.registry import (
     parts_with_absolute_table,
     scheme_parts,
 )
-from .installed import installed
+from .saved_code.remote_code import installed
 
 
 # Some stock BERT files have these fields, which stock BERT does not read.
@@ -39,7 +39,7 @@ class OtherArchitecture(dict[str, Any]):
 
 def _other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
     """Fields of a RelPosBertConfig for another architecture that the installed package reads; None for others."""
-    families = installed("families")
+    families = installed("families.loading")
     fields = None if families is None else families.config_fields(source, config)
     return None if fields is None else OtherArchitecture(fields)
 
@@ -50,7 +50,7 @@ def _check_object(content: Any) -> None:
 
 
 def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
-    checks = installed("checks")
+    checks = installed("models.checks")
     return fields if checks is None else checks.without_kernels(fields, where)
 
 
@@ -167,13 +167,13 @@ class RelPosBertConfig(BertConfig):
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "RelPosBertConfig":
-        checks = installed("checks")
+        checks = installed("models.checks")
         if checks is not None:
             checks.check_nesting(kwargs)  # first, since errors about fields print their values
         return super().__new__(cls)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        checks = installed("checks")
+        checks = installed("models.checks")
         if checks is not None:
             checks.check_arguments(type(self), kwargs)
             checks.check_fields(self)
@@ -275,7 +275,7 @@ class RelPosBertConfig(BertConfig):
 
     def validate_settings(self) -> None:
         """Check that the settings fit together. Only the installed package does so."""
-        checks = installed("checks")
+        checks = installed("models.checks")
         if checks is not None:
             checks.check_settings(self)
 

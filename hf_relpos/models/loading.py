@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..host.loader import named_in_reports
 from .checkpoint_files import check_config, check_local
 from .configuration_relpos_bert import OtherArchitecture
-from .installed import installed
+from .saved_code.remote_code import installed
 
 
 TENSORS = "hf_relpos_tensors"  # argument with the renamed tensors of a checkpoint of another architecture
@@ -150,7 +150,7 @@ def read_other_architecture(
     Raises:
         ValueError: for a checkpoint that is not supported, or broken.
     """
-    families = installed("families")
+    families = installed("families.loading")
     if families is None or _is_given(source, arguments):
         return None
     try:
@@ -275,7 +275,7 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({_listed(missing)})"
     if unexpected:
         facts += f" and hold others that {type(model).__name__} has no place for ({_listed(unexpected)})"
-    families = installed("families")
+    families = installed("families.loading")
     if families is not None and (looks := families.resemblance(unexpected, source)):
         return f"{facts}. {looks}"
     return (

@@ -60,13 +60,12 @@ from ..host.transformers import (
 from ..schemes.look_up import look_up
 from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme
-from .configuration_fields import PROJECTIONS
+from .checks import PROJECTIONS
 from .configuration_relpos_bert import RelPosBertConfig
 from .convolution import FirstLayerConvolution, tokens_to_convolve
-from .installed import installed
 from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
-from .remote_code import CONFIGURATION, MODELING, save_code
+from .saved_code.remote_code import CONFIGURATION, MODELING, installed, save_code
 from .sequence import PositionInputs, row_metadata, sequence_metadata, tokens_to_keep
 from .temperature import temperature
 
@@ -362,7 +361,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     @property
     def _supports_sdpa(self) -> bool:
-        capabilities = installed("capabilities")
+        capabilities = installed("models.capabilities")
         return capabilities is None or "sdpa" in capabilities.supported_implementations(self.config)
 
     def __init__(self, config: RelPosBertConfig):
@@ -371,7 +370,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
-        checks = installed("checks")
+        checks = installed("models.checks")
         if checks is not None:
             checks.check_implementation_name(config)
         PreTrainedModel.__init__(self, config)
@@ -401,7 +400,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             *ALL_ATTENTION_FUNCTIONS.valid_keys(),
         ]:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)  # raises
-        capabilities = installed("capabilities")
+        capabilities = installed("models.capabilities")
         if capabilities is not None:
             requested_attention = capabilities.check_attention(self.config, requested_attention)
         return super().get_correct_attn_implementation(requested_attention or AUTO, is_init_check)
@@ -422,7 +421,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
-        loading = installed("loading")
+        loading = installed("models.loading")
         if loading is None:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         return loading.load(cls, super().from_pretrained, pretrained_model_name_or_path, args, kwargs)
@@ -483,7 +482,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         self.encoder = RelPosBertEncoder(config)
         self.pooler = RelPosBertPooler(config) if add_pooling_layer else None
         self.position_inputs = PositionInputs.of(config)
-        capabilities = installed("capabilities")
+        capabilities = installed("models.capabilities")
         self.shares_terms = capabilities is not None and capabilities.layers_share_terms(config)
         self.post_init()
 
@@ -536,7 +535,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        checks = None if is_traced() else installed("inputs")
+        checks = None if is_traced() else installed("models.checks")
         if checks is not None:
             checks.check_inputs(
                 self.config,

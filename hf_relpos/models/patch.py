@@ -27,9 +27,9 @@ from transformers.utils import logging
 from ..host.transformers import BertAttention, BertEmbeddings, BertEncoder, BertLayer, BertSelfAttention
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig
-from .installed import installed
 from .loading import HUB_ARGUMENTS, check_loaded, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from .saved_code.remote_code import installed
 
 
 logger = logging.get_logger(__name__)
@@ -151,7 +151,7 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
 
 def _tells_another_architecture(source: Any, config: dict[str, Any]) -> bool:
     """Whether a configuration with BERT's model_type belongs to a relative architecture that we read."""
-    families = installed("families")
+    families = installed("families.loading")
     return families is not None and families.config_fields(source, config) is not None
 
 

@@ -26,7 +26,7 @@ from transformers.utils import ModelOutput
 
 from ..attention.tracing import is_traced
 from ..host.transformers import BertForPreTrainingOutput
-from .installed import installed
+from .saved_code.remote_code import installed
 
 
 @dataclass
@@ -101,7 +101,7 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
         raise TypeError(f"memory is a {type(memory).__name__}; give the `memory` of the outputs of the last segment")
     if not config.memory_length:
         raise ValueError("memory was given, and config.memory_length = 0; set it to the number of tokens to keep")
-    checks = None if is_traced() else installed("checks")
+    checks = None if is_traced() else installed("models.checks")
     if checks is not None:
         checks.check_memory_settings(config)  # memory_length may have been set since
     tensors = [*(memory.states or ()), memory.mask]

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from ..attention.call import LazyMask
 from ..attention.context import AttentionContext
 from ..attention.masks import is_visible
-from ..attention.sliding_window import in_window
+from ..attention.sliding_window import SlidingWindowMask, in_window
 from ..attention.tracing import is_traced
 from ..host.torch import assert_later
 from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
@@ -120,9 +120,9 @@ class SequenceMetadata:
             cache: the cache, or None.
 
         Returns:
-            `lazy_mask`, or `tensor_mask` if that is None.
+            `window_mask`, or `tensor_mask` if that is None.
         """
-        mask = self.lazy_mask(config, hidden_states, attention_mask)
+        mask = window_mask(self, config, hidden_states, attention_mask)
         return self.tensor_mask(config, hidden_states, attention_mask, cache) if mask is None else mask
 
     def tensor_mask(
@@ -146,13 +146,6 @@ class SequenceMetadata:
         if config.is_decoder:
             return create_causal_mask(**arguments, **{MASK_CACHE: cache}, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
-
-    def lazy_mask(
-        self, config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> LazyMask | None:
-        """A mask that is not materialised, if there is one. Arguments as those of `mask`."""
-        made = (make(self, config, hidden_states, attention_mask) for make in LAZY_MASKS)
-        return next((mask for mask in made if mask is not None), None)
 
     def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
         """Mask functions besides padding and causality: borders of documents, the window, the length of the memory."""
@@ -206,10 +199,46 @@ class SequenceMetadata:
         return visible.expand(-1, -1, self.query_length, -1)
 
 
-# Functions with the arguments of `SequenceMetadata.lazy_mask` that make a mask which is not materialised, or None. The
-# code of a saved model has none.
-MakeLazyMask = Callable[[SequenceMetadata, PreTrainedConfig, torch.Tensor, torch.Tensor | None], LazyMask | None]
-LAZY_MASKS: list[MakeLazyMask] = []
+def window_mask(
+    metadata: SequenceMetadata,
+    config: PreTrainedConfig,
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+) -> SlidingWindowMask | None:
+    """The mask of an attention window as vectors, for backends that read only the keys in the window.
+
+    Args:
+        metadata: the tokens of the call.
+        config, hidden_states, attention_mask: as in `SequenceMetadata.mask`.
+
+    Returns:
+        None without a window, and if the mask must be a tensor.
+    """
+    if (
+        config.attention_window is None
+        or config._attn_implementation == "flex_attention"
+        or isinstance(metadata.start, torch.Tensor)
+        or metadata.prepared_mask is not None
+        or (attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2))
+        or is_traced()
+    ):
+        return None
+    is_token = metadata.is_token
+    if metadata.memory is None and attention_mask is not None:
+        is_token = token_mask(attention_mask, hidden_states.shape[0], metadata.key_length, hidden_states.device)
+    return SlidingWindowMask(
+        metadata.query_length,
+        metadata.key_length,
+        config.attention_window,
+        hidden_states.device,
+        start=metadata.start,
+        global_tokens=global_tokens_of(config),
+        is_causal=config.is_decoder,
+        positions=metadata.positions if metadata.memory is not None else None,
+        documents=metadata.documents,
+        index_in_document=metadata.index_in_document,
+        is_token=is_token,
+    )
 
 
 def global_tokens_of(config: PreTrainedConfig) -> tuple[int, ...]:

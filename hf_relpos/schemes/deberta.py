@@ -13,14 +13,12 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from ..attention.tracing import is_traced
+from .projection_cache import project
 from .scheme import Option, Scheme, SharedScheme, choice, is_count
 
 
 KINDS = ("c2p", "p2c")
 Projection = Callable[[torch.Tensor], torch.Tensor]
-# Functions that project rows instead of the projection itself; the last one is used. The package adds its projection
-# cache here. The code of a saved model has no cache.
-PROJECT: list[Callable[[Projection, torch.Tensor], torch.Tensor]] = []
 
 
 def kinds_of(value: Any) -> tuple[str, ...]:
@@ -179,7 +177,7 @@ def disentangled_terms(
     def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
         if projection is None:
             return ()
-        projected = PROJECT[-1](projection, embeddings) if PROJECT else projection(embeddings)
+        projected = project(projection, embeddings)
         rows = projected.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
         return (Table(rows, row_of=lambda r: row_of_offset[r - context.low]),)
 

@@ -16,7 +16,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Terms
-from ..attention.fourier_tables import FourierTable, geometric
+from ..attention.fourier import FourierTable, geometric
 from .scheme import TABLE_LETTERS, WHICH_TABLES, Option, Scheme, choice, is_count
 
 

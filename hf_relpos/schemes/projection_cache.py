@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..attention.products import FastLinear
+from ..attention.cpu_gemm import FastLinear
 from ..attention.tracing import is_traced, is_transformed
-from .deberta import PROJECT
 
 
 # Limits on the rows of a cached result, and on the results of one weight (for inputs of different lengths). They keep
@@ -62,9 +61,6 @@ def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tens
             kept.results.pop(next(iter(kept.results)), None)
         kept.results[len(rows)] = (_copy(rows), result)
     return result
-
-
-PROJECT.append(project)
 
 
 def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:

@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .checkpoints import last_checkpoint
-    from .distillation import distil
-    from .distillation_losses import Targets, row_targets
-    from .distillation_settings import DistillationReport, DistillationSettings
+    from .distillation import DistillationReport, DistillationSettings, distil
+    from .losses import Targets, row_targets
     from .stream import SegmentDataset, StreamTrainer
 
 
 # Imported on first use, since most of these import the Trainer.
 _LAZY = {
-    "DistillationReport": "distillation_settings",
-    "DistillationSettings": "distillation_settings",
+    "DistillationReport": "distillation",
+    "DistillationSettings": "distillation",
     "SegmentDataset": "stream",
     "StreamTrainer": "stream",
-    "Targets": "distillation_losses",
+    "Targets": "losses",
     "distil": "distillation",
     "last_checkpoint": "checkpoints",
-    "row_targets": "distillation_losses",
+    "row_targets": "losses",
 }
 
 __all__ = [

@@ -4,12 +4,13 @@ It needs no labels: the targets are the frozen teacher's hidden states on window
 predictions. The training loop is Transformers' `Trainer`, with its mixed precision, distribution and checkpoints.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,249 @@ from torch import nn
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
+    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
 
+from ..attention.cpu_gemm import fast_bmm
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
+from ..data.seed import check_seed
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from .checkpoints import TRAINER_STATE, last_checkpoint
-from .distillation_checkpoints import checkpoint_folder, model_fingerprint, prepare_folder
-from .distillation_data import WindowBatches, collate
-from .distillation_losses import DEFAULT_LOSSES, TargetFunction, model_targets
-from .distillation_settings import DistillationReport, DistillationSettings
-from .distillation_trainer import TABLES, DistillationTrainer
+from ..schemes.scheme import is_count, is_number
+from ..settings import check_settings, setting, setting_of
+from .checkpoints import TRAINER_STATE, checkpoint_folder, last_checkpoint, model_fingerprint, prepare_folder
+from .data import WindowBatches, collate
+from .losses import DEFAULT_LOSSES, LOSSES, TargetFunction, Targets, compute_outputs, loss_parts, model_targets
+
+
+TRAIN = ("all", "tables")
+SCHEDULES = ("linear", "cosine", "constant_with_warmup")
+
+# `TrainingArguments` that `distil` sets itself, and the setting or argument of `distil` to use instead, if any.
+OWN_ARGUMENTS = {
+    "output_dir": "output_dir",
+    "max_steps": "steps",
+    "learning_rate": "learning_rate",
+    "logging_steps": None,
+    "logging_strategy": None,
+    "lr_scheduler_type": "schedule",
+    "seed": "seed",
+    "disable_tqdm": "progress",
+    "per_device_train_batch_size": "batch_tokens",
+    "accelerator_config": None,
+    "auto_find_batch_size": None,
+    "ignore_data_skip": None,
+    "include_num_input_tokens_seen": None,
+    "remove_unused_columns": None,
+}
+
+
+@dataclass(frozen=True)
+class DistillationSettings:
+    """Settings of `distil`.
+
+    Attributes:
+        steps: optimizer steps.
+        batch_tokens: tokens of a batch, padding included; a longer window is a batch by itself.
+        learning_rate: peak learning rate of all parameters except the scheme's.
+        table_learning_rate: peak learning rate of the scheme's parameters.
+        schedule: one of `SCHEDULES`; each warms up over the first tenth of the steps.
+        train: `all`, or `tables` for the scheme's parameters only.
+        losses: weights by key of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
+            attn_implementation='eager'. Load the teacher with that: it improves the result considerably.
+        temperature: temperature of the logits.
+        dropout: keep the student's dropout; off by default, since the targets are deterministic.
+        seed: seed of batches and dropout.
+        trainer_arguments: other `TrainingArguments`: `bf16`, `gradient_accumulation_steps`, `save_steps`, …
+
+    Raises:
+        ValueError: for an invalid value; names the setting and its valid values.
+    """
+
+    steps: int = setting(200, "a whole number from 1 on", is_count)
+    batch_tokens: int = setting(4096, "a whole number from 1 on", is_count)
+    learning_rate: float = setting(1e-4, "a positive number", is_number)
+    table_learning_rate: float = setting(3e-2, "a positive number", is_number)
+    schedule: str = setting_of(SCHEDULES)
+    train: str = setting_of(TRAIN)
+    losses: Mapping[str, float] | None = None
+    temperature: float = setting(2.0, "a positive number", is_number)
+    dropout: bool = False
+    seed: int = 0
+    trainer_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tables_only(self) -> bool:
+        """Whether only the scheme's parameters are trained."""
+        return self.train == "tables"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        check_seed(self.seed)
+        if self.losses is not None:
+            _check_losses(self.losses)
+            if self.dropout and "attention" in self.losses:
+                raise ValueError(
+                    "dropout = True with losses['attention']: weights after dropout are no distribution; drop one of "
+                    "both"
+                )
+        _check_trainer_arguments(self.trainer_arguments)
+
+
+def _check_losses(losses: Mapping[str, float]) -> None:
+    """
+    Raises:
+        ValueError: for an unknown part, a weight that is not positive, and an empty mapping.
+    """
+    for name, weight in losses.items():
+        if name not in LOSSES:
+            raise ValueError(f"losses[{name!r}] is unknown; known parts: {', '.join(LOSSES)}")
+        if not is_number(weight):
+            raise ValueError(f"losses[{name!r}] = {weight!r}: give a positive weight, or leave the part out")
+    if not losses:
+        raise ValueError(f"losses is empty: name at least one of {', '.join(LOSSES)}")
+
+
+def _check_trainer_arguments(arguments: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: for fields that `distil` sets itself, and fields that `TrainingArguments` lacks.
+    """
+    known = {each.name for each in dataclasses.fields(TrainingArguments)}
+    for name, value in arguments.items():
+        if name in OWN_ARGUMENTS:
+            remedy = f"give {OWN_ARGUMENTS[name]} to distil" if OWN_ARGUMENTS[name] else "distil sets it; leave it out"
+            raise ValueError(f"trainer_arguments[{name!r}] = {value!r}: {remedy}")
+        if name not in known:
+            raise ValueError(f"trainer_arguments[{name!r}] = {value!r}: TrainingArguments has no such field")
+
+
+@dataclass(frozen=True)
+class DistillationReport:
+    """The result of a distillation.
+
+    Attributes:
+        steps: optimizer steps, including those before a resumption.
+        tokens: tokens that the student read in these steps, without padding, over all processes.
+        seconds: wall time of this call.
+        processes: number of processes.
+        losses: for each part of the loss, and `total`, its mean at the `start` and the `end`: over the first and the
+            last twentieth of the steps that had it. Parts are unweighted, `total` is weighted.
+        settings: the settings, and a fingerprint of the windows.
+    """
+
+    steps: int
+    tokens: int
+    seconds: float
+    processes: int
+    losses: dict[str, dict[str, float]]
+    settings: dict[str, Any]
+
+    def summary(self) -> str:
+        """The result in one line."""
+        parts = ", ".join(f"{name} {ends['start']:.4f} to {ends['end']:.4f}" for name, ends in self.losses.items())
+        return f"{self.steps:,} steps, {self.tokens:,} tokens, {self.seconds:.0f} s; loss: {parts}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return asdict(self)
+
+
+# Name of the modules with the parameters of position schemes, in every model of this package.
+TABLES = "distance_embedding"
+
+
+class DistillationTrainer(Trainer):
+    """`Trainer` with targets instead of labels, and a separate learning rate for the tables.
+
+    It logs the mean of each part of the loss since the last log as `loss_<part>`.
+    """
+
+    optimizer: torch.optim.Optimizer | None
+
+    def __init__(
+        self,
+        *args: Any,
+        targets: TargetFunction,
+        losses: Mapping[str, float],
+        temperature: float = 1.0,
+        table_learning_rate: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Args:
+            args: positional arguments of Trainer.
+            targets: maps a batch from `collate` to Targets.
+            losses: weights by key of `LOSSES`.
+            temperature: temperature of the logits.
+            table_learning_rate: for parameters named `distance_embedding`; None for `args.learning_rate`.
+            kwargs: keyword arguments of Trainer.
+        """
+        super().__init__(*args, **kwargs)
+        self.targets = targets
+        self.losses = dict(losses)
+        self.temperature = temperature
+        self.table_learning_rate = self.args.learning_rate if table_learning_rate is None else table_learning_rate
+        # the loss is a mean over the batch, so the Trainer divides it by the number of accumulated batches
+        self.model_accepts_loss_kwargs = False
+        self._sums = torch.zeros(2, len(self.losses), device=self.args.device)  # sum and number of batches, by part
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, Targets]:
+        """The weighted sum of the parts; `inputs` is a batch for `targets`."""
+        with torch.no_grad(), self.accelerator.autocast():
+            targets = self.targets(inputs)
+        names = [name for name in self.losses if name not in targets.without]
+        outputs = compute_outputs(model, inputs, names)
+        parts = loss_parts(outputs, targets, inputs["attention_mask"], names, self.temperature)
+        for column, name in enumerate(self.losses):
+            if name in parts:
+                self._sums[:, column] += torch.stack([parts[name].detach(), parts[name].new_ones(())])
+        loss = reduce(torch.add, [self.losses[name] * value for name, value in parts.items()])
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As Trainer's, with fast products of the attention, forward and backward."""
+        with fast_bmm(self._sums):
+            return super().training_step(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As Trainer's, with the parts of the loss."""
+        if "loss" in logs:
+            totals, counts = self.accelerator.reduce(self._sums, reduction="sum").tolist()
+            sums = zip(self.losses, totals, counts, strict=True)
+            logs = {**logs, **{f"loss_{name}": total / count for name, total, count in sums if count}}
+            self._sums.zero_()
+        super().log(logs, start_time)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer of the arguments, with two groups: the tables, and all other trained parameters."""
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            trained = [(TABLES in name, p) for name, p in model.named_parameters() if p.requires_grad]
+            groups = [
+                {"params": [p for table, p in trained if table], "lr": self.table_learning_rate},
+                {"params": [p for table, p in trained if not table], "lr": self.args.learning_rate},
+            ]
+            kind, settings = self.get_optimizer_cls_and_kwargs(self.args, model)
+            groups = [{**group, "weight_decay": self.args.weight_decay} for group in groups if group["params"]]
+            self.optimizer = kind(groups, **settings)
+        return self.optimizer
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """As Trainer's, but waits for all processes, since the first one then writes the checkpoint's last file."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
 
 
 # Modules that no part of the loss reaches. They are frozen, since DDP waits for gradients of all trained parameters.

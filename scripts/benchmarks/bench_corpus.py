@@ -60,7 +60,7 @@ def speed(args: argparse.Namespace) -> dict:
     from recipes.arguments import ModelArguments
     from sentence_transformers import SentenceTransformer
 
-    from hf_relpos.attention.products import linear_library
+    from hf_relpos.attention.cpu_gemm import linear_library
 
     texts = read_column(args.data, "abstract", args.texts)
     model = SentenceTransformer(args.model, device="cpu")

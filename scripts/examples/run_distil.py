@@ -25,8 +25,8 @@ from hf_relpos.conversion.folder import locate
 from hf_relpos.data import cut_windows, read_texts
 from hf_relpos.evaluation import FidelitySettings, fidelity, load_model, load_tokenizer, pooling_of
 from hf_relpos.training import DistillationSettings, distil
-from hf_relpos.training.distillation_checkpoints import SETTINGS_FILE
-from hf_relpos.training.distillation_settings import OWN_ARGUMENTS
+from hf_relpos.training.checkpoints import SETTINGS_FILE
+from hf_relpos.training.distillation import OWN_ARGUMENTS
 
 
 @dataclass

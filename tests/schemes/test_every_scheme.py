@@ -30,7 +30,7 @@ NOT_SCHEMES = {  # names of other things
     ("machine.py", "t5"),
     ("machine.py", "xlnet"),
     ("cli/information.py", "tables"),  # a field of what `inspect` finds
-    ("training/distillation_settings.py", "tables"),  # a value of its option `train`
+    ("training/distillation.py", "tables"),  # a value of its option `train`
 }
 # Options on which order depends; fire knows no order as long as every position is below its threshold.
 ORDER_OPTIONS = {

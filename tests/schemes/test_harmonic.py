@@ -20,11 +20,10 @@ from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms
 from hf_relpos.attention.backends import chunked
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, attend
-from hf_relpos.attention.fourier_features import with_fourier_features
-from hf_relpos.attention.fourier_tables import FourierTable, geometric
-from hf_relpos.attention.products import Library
+from hf_relpos.attention.fourier import FourierTable, geometric, with_fourier_features
 
 
 HEADS, SIZE, WAVES, PERIOD, KEYS = 3, 8, 3, 23, 9

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..sliding_window import Block, SlidingWindowMask, merged
-from ..toeplitz import ToeplitzTerms
+from ...sliding_window import Block, SlidingWindowMask, merged
+from ...toeplitz import ToeplitzTerms
 
 
 # Best number of scores in a chunk, and of its queries, measured on a core with 1 MB of L2.

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...attention.tracing import is_traced
-from ...host.transformers import CACHE_NAMES, KEYWORDS, check_keywords
+from ..attention.tracing import is_traced
+from ..host.transformers import CACHE_NAMES, KEYWORDS, check_keywords
 from .unpadding import IMPLEMENTATIONS
 
 

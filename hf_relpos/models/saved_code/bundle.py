@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..schemes.registry import parts_with_absolute_table
-from ..schemes.scheme import Scheme
-from ..version import __version__
+from ...schemes.registry import parts_with_absolute_table
+from ...schemes.scheme import Scheme
+from ...version import __version__
 from .remote_code import CONFIGURATION, MODELING, NoCodeError, made_without
 
 
 PACKAGE = __name__.split(".")[0]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIGURATION_MODULE = f"{PACKAGE}.models.configuration_relpos_bert"
 MODELING_MODULE = f"{PACKAGE}.models.modeling_relpos_bert"
 REGISTRY = f"{PACKAGE}.schemes.registry"
@@ -112,6 +112,16 @@ FEATURES = (
 )
 
 
+# What the code of a saved model has in place of functions that make the package faster or check its arguments.
+INSTEAD = {
+    "installed": "def installed(module):\n    return None",
+    "project": "def project(projection, rows):\n    return projection(rows)",
+    "rewritten": "def rewritten(call):\n    return call, unchanged",
+    "shared_toeplitz": "def shared_toeplitz(*arguments):\n    return None",
+    "window_mask": "def window_mask(*arguments):\n    return None",
+}
+
+
 class BundleError(Exception):
     """Raised for a module that cannot be bundled with others."""
 
@@ -177,7 +187,7 @@ def bundle(config: Any) -> dict[str, str]:
 
 @functools.cache
 def _bundle(schemes: tuple[type[Scheme], ...], without: tuple[Feature, ...]) -> dict[str, str]:
-    changed = {name: source for feature in without for name, source in feature.left_out().items()}
+    changed = INSTEAD | {name: source for feature in without for name, source in feature.left_out().items()}
     classes = [_module(scheme.__module__).defining(scheme.__name__) for scheme in schemes]
     configuration = _closure([*classes, *_public(CONFIGURATION_MODULE)], changed)
     error = _module(made_without.__module__).defining(made_without.__name__)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.context import AttentionContext
-from ...attention.formula import Terms, toeplitz_table
-from ...attention.products import linear
-from ...host.live import (
+from ..attention.context import AttentionContext
+from ..attention.cpu_gemm import linear
+from ..attention.formula import Terms, toeplitz_table
+from ..host.live import (
     XLNetModel,
     XLNetModelOutput,
     XLNetPoolerAnswerClass,

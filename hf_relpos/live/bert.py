@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.formula import Terms
-from ...host.transformers import has_cache
+from ..attention.formula import Terms
+from ..host.transformers import has_cache
 from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .parts import is_own
 from .unpadding import RowGroup, UnpaddedBatch, UnpaddingEncoder
@@ -75,7 +75,7 @@ def decoder(encoder: nn.Module) -> list[str]:
 
 def __getattr__(name: str) -> type[nn.Module]:
     """The subclass of that name, made of the stock class that the registry says."""
-    from ..registry import LIVE
+    from ..families.registry import LIVE
 
     for family in LIVE:
         for stock, ours in family.unpadding.items():

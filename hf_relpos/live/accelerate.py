@@ -11,10 +11,10 @@ from typing import Any, Self
 from torch import nn
 from transformers.utils import logging
 
-from ...attention.products import FastLinear
-from ...models.modeling_relpos_bert import RelPosBertEncoder
-from ..family import ALREADY_ACCELERATED
-from ..registry import LIVE
+from ..attention.cpu_gemm import FastLinear
+from ..families.family import ALREADY_ACCELERATED, module_of
+from ..families.registry import LIVE
+from ..models.modeling_relpos_bert import RelPosBertEncoder
 from .keywords import forget_keywords, watch_keywords
 from .parts import strange_part
 from .unpadding import SPANS
@@ -144,21 +144,6 @@ def accelerate_attention(model: Any) -> AcceleratedAttention:
     if not accelerated and all(each.reason != ALREADY_ACCELERATED for each in left):
         logger.warning(f"accelerate_attention changed nothing: {handle}")
     return handle
-
-
-def module_of(model: Any, caller: str) -> nn.Module:
-    """A module, or that of a pipeline.
-
-    Args:
-        caller: the function that it was given to, for the error.
-    """
-    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(root, nn.Module):
-        raise TypeError(
-            f"{caller} takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
-            f"{type(model).__name__}"
-        )
-    return root
 
 
 def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Skipped], list[nn.Module]]:

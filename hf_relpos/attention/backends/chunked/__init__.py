@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from ..call import AttentionCall
-from ..first_order import first_order_only
-from ..formula import content_vectors
-from ..products import bmm_library, fast_bmm, multiplies_bfloat16
-from ..sliding_window import SlidingWindowMask
-from ..toeplitz import ToeplitzTerms, toeplitz_of, toeplitz_unsupported
-from .chunk_products import Gradients, HeadGroup, Inputs
-from .chunk_schedule import ChunkedCall, groups, schedule
+from ...call import AttentionCall, toeplitz_of
+from ...cpu_gemm import bmm_library, fast_bmm, multiplies_bfloat16
+from ...first_order import first_order_only
+from ...formula import content_vectors
+from ...sliding_window import SlidingWindowMask
+from ...toeplitz import ToeplitzTerms, toeplitz_unsupported
+from .products import Gradients, HeadGroup, Inputs
 from .relative_shift import padded
+from .schedule import ChunkedCall, groups, schedule
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from ...attention.context import AttentionContext
-from ...attention.formula import Terms
-from ...attention.tracing import is_traced
-from ...host.live import (
+from ..attention.context import AttentionContext
+from ..attention.formula import Terms
+from ..attention.tracing import is_traced
+from ..host.live import (
     DebertaEncoder,
     DebertaModel,
     DebertaSelfAttention,
@@ -31,7 +31,7 @@ from ...host.live import (
     build_relative_position,
     make_log_bucket_position,
 )
-from ...schemes.deberta import KINDS, disentangled_terms, rows_in_use
+from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, has_contents, in_single_precision, offsets_of, split_heads
 from .parts import all_own, is_known, is_own
 from .unpadding import RowGroup, UnpaddedBatch, unpadded

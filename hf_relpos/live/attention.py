@@ -5,14 +5,14 @@ import math
 import torch
 from torch import nn
 
-from ...attention.backends import chunked as backend_chunked
-from ...attention.call import AttentionCall
-from ...attention.context import AttentionContext
-from ...attention.dispatch import AUTO, run_attention
-from ...attention.formula import Terms
-from ...attention.masks import is_visible
-from ...attention.tracing import is_traced, is_transformed, may_read
-from ...host.transformers import is_fake_tensor
+from ..attention.backends import chunked as backend_chunked
+from ..attention.call import AttentionCall
+from ..attention.context import AttentionContext
+from ..attention.dispatch import AUTO, run_attention
+from ..attention.formula import Terms
+from ..attention.masks import is_visible
+from ..attention.tracing import is_traced, is_transformed, may_read
+from ..host.transformers import is_fake_tensor
 
 
 def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:

@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...host.torch import hooks_of_all_modules
-from ...host.transformers import ALL_ATTENTION_FUNCTIONS
-from ..registry import LIVE
+from ..families.registry import LIVE
+from ..host.torch import hooks_of_all_modules
+from ..host.transformers import ALL_ATTENTION_FUNCTIONS
 
 
 OURS = __name__.partition(".")[0]

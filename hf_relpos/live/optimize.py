@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...attention.products import FastLinear, limit_caches, linear_library
-from ...models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
-from ..registry import LIVE
-from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, module_of, reader_of_padding, substitute
+from ..attention.cpu_gemm import FastLinear, limit_caches, linear_library
+from ..families.family import module_of
+from ..families.registry import LIVE
+from ..models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
+from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, reader_of_padding, substitute
 from .agreement import Agreement, Before, Sample, quantize
 from .fused import fused
 from .low_precision import Bfloat16Linear, Int8Linear

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from ...attention.formula import Terms, toeplitz_table
-from ...host.live import MT5Attention, MT5Stack, T5Attention, T5Stack, records_of
+from ..attention.formula import Terms, toeplitz_table
+from ..host.live import MT5Attention, MT5Stack, T5Attention, T5Stack, records_of
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .parts import all_own
 from .unpadding import UnpaddedBatch, unpadded

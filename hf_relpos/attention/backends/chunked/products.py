@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ..toeplitz import OffsetTable
-from .chunk_schedule import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
+from ...toeplitz import OffsetTable
 from .relative_shift import Diagonals, add_product, diagonal_sums
+from .schedule import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 
 
 class Inputs(NamedTuple):

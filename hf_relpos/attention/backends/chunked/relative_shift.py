@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..formula import total_of
-from .chunk_schedule import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
+from ...formula import total_of
+from .schedule import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 
 class DistinctColumns(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.products import FastLinear, linear_gelu
-from ...attention.tracing import is_traced
-from ...host import live as stock
-from ...host.declarations import INTERMEDIATE
+from ..attention.cpu_gemm import FastLinear, linear_gelu
+from ..attention.tracing import is_traced
+from ..host import live as stock
+from ..host.declarations import INTERMEDIATE
 from .parts import strange_part
 
 

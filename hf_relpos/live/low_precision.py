@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.products import linear
-from ...attention.tracing import is_traced
-from ...host.torch import multiply_matrices_int8
+from ..attention.cpu_gemm import linear
+from ..attention.tracing import is_traced
+from ..host.torch import multiply_matrices_int8
 
 
 LARGEST = 127  # of an int8, on both sides of zero

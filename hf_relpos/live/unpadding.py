@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention.masks import is_visible
-from ...attention.tracing import is_traced
-from ...host.live import collects_outputs
-from ...host.transformers import has_cache
+from ..attention.masks import is_visible
+from ..attention.tracing import is_traced
+from ..host.live import collects_outputs
+from ..host.transformers import has_cache
 from .attention import has_contents
 from .parts import strange_part
 
