@@ -1,13 +1,11 @@
 """What a conversion leaves for people: the model card, the pictures, and what the report says in the terminal."""
 
-import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -181,17 +179,12 @@ def test_what_a_result_can_and_cannot_do(source, tmp_path, arguments, words):
 
 def test_what_the_card_says_loads(learnt):
     out, report = learnt
-    here, shown, elsewhere = snippets(out)
+    here, elsewhere = snippets(out)
     assert "trust_remote_code" not in here and elsewhere.count("trust_remote_code=True") == 2
     scope = {}
     exec(here, scope)
     assert type(scope["model"]).__name__ == report.converted_to
     assert len(scope["tokenizer"]) == len(WORDS)
-    code, *printed = re.split(r"^# ", shown, flags=re.MULTILINE)
-    told = io.StringIO()
-    with redirect_stdout(told):
-        exec(code, scope)
-    assert told.getvalue().splitlines() == [line.rstrip() for line in printed] != []
 
 
 def test_what_the_card_says_loads_elsewhere_without_a_question(learnt, tmp_path):
@@ -216,26 +209,17 @@ assert type(model).__name__ == {report.converted_to!r} and len(tokenizer) == {le
     assert not done.stdout  # where the question would stand
 
 
-def test_the_example_of_the_packaged_model_predicts_a_mask(tmp_path):
-    convert(CHECKPOINT, tmp_path / "out")
-    _, shown, _ = snippets(tmp_path / "out")
-    assert "fill-mask" in shown and re.search(r"^# 0\.\d\d [a-z]+$", shown, re.MULTILINE)
-
-
 def test_the_card_of_a_sentence_encoder(source, tmp_path):
-    """What it prints is what a SentenceTransformer prints; longer texts need a window and a length."""
+    """Longer texts need a window and a length."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     stock = tmp_path / "stock"
     encoder = sentence_transformers.SentenceTransformer(str(CHECKPOINT), device="cpu")
     encoder.save(str(stock))
     convert(stock, tmp_path / "out", method="drop")
-    here, shown, elsewhere = snippets(tmp_path / "out")
-    scope, told = {}, io.StringIO()
+    here, elsewhere = snippets(tmp_path / "out")
+    scope = {}
     exec(here, scope)
-    code, *printed = re.split(r"^# ", shown, flags=re.MULTILINE)
-    with redirect_stdout(told):
-        exec(code, scope)
-    assert told.getvalue().splitlines() == [line.rstrip() for line in printed] and len(printed) == 2
+    assert scope["model"].encode("The sky is blue.").shape == (128,)
     text = card_of(tmp_path / "out").text
     (argument,) = re.findall(r"config_kwargs=(\{.*?\})", text)
     assert "A sentence encoder" in text and "max_seq_length" in text and "trust_remote_code" in elsewhere

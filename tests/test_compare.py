@@ -11,14 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import EvalResult, ModelCard, metadata_load
-from huggingface_hub.repocard_data import model_index_to_eval_results
 from oracles import stir, tiny_model
 from rich.console import Console
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
 
-from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, convert
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.cli.output import STDOUT, write_json
 from hf_relpos.data.pairs import read_pairs
@@ -184,73 +182,6 @@ def test_each_stage_is_told_to_its_end(folder):
     compare_models(compare, lambda stage, *counts: told.setdefault(stage, []).append(counts))
     assert list(told) == ["comparing, 16 tokens", "comparing, 128 tokens", "sentence pairs"]
     assert all(counts == sorted(counts) and counts[-1][0] == counts[-1][1] for counts in list(told.values())[:2])
-
-
-def test_correlations_go_into_the_card_beside_those_of_the_source(folder, tmp_path):
-    """As the Hub reads them; what else the card holds stays, and a second measurement takes the place of the first."""
-    out, pairs = tmp_path / "out", tmp_path / "sts.tsv"
-    convert(folder / "teacher", out, method="drop")
-    before = ModelCard.load(out / "README.md")
-    other = EvalResult("fill-mask", "text", "held out", "accuracy", 0.5)
-    before.data.license, before.data.model_name, before.data.eval_results = "mit", "named", [other]
-    before.save(out / "README.md")
-    for last in (49, 50):
-        pairs.write_text("".join(f"{n % 7}\t{n} {100 - n} the\tthe {n + 5} {90 - n}\n" for n in range(12, last)))
-        result = run(
-            *("compare", folder / "teacher", out, "--text", folder / "text.txt", "--lengths", "16", "--tokens", "64"),
-            *("--sts", pairs, "--update-card", "--json", tmp_path / "found.json"),
-        )
-        assert result.exit_code == 0 and f"written to {out / 'README.md'}" in result.stdout, result.output
-    (found,) = json.loads((tmp_path / "found.json").read_text())["similarity"].values()
-    card, metadata = ModelCard.load(out / "README.md"), metadata_load(out / "README.md")
-    name, results = model_index_to_eval_results(metadata["model-index"])
-    assert (name, metadata["license"], found["pairs"]) == ("named", "mit", 38)
-    assert results == [
-        other,
-        EvalResult(
-            "sentence-similarity",
-            "sts",
-            "sts.tsv, 38 pairs",
-            "spearman_cosine",
-            round(found["student"] / 100, 4),
-            metric_name="Spearman Cosine",
-            verified=False,
-        ),
-    ]
-    row = f"| sts.tsv | {found['pairs']} | {found['teacher']:.2f} | {found['student']:.2f} |"
-    assert card.text.count(row) == 1 and found["teacher"] != found["student"]
-    start = card.text.index("## Similarity of sentences")
-    limits = card.text.index("## What is not promised")
-    assert start < limits and card.text[:start] + card.text[limits:] == before.text
-
-
-@pytest.mark.parametrize(
-    "card, arguments, words",
-    [
-        (
-            None,
-            ["--sts", "sts.tsv"],
-            "there is no such model card to update; `hf-relpos convert` writes one",
-        ),
-        ("---\n[\n---\n", ["--sts", "sts.tsv"], "README.md: its metadata cannot be read (while parsing"),
-        ("---\n- a\n---\n", ["--sts", "sts.tsv"], "its metadata cannot be read (repo card metadata block should be"),
-        ("---\nlicense: mit\n---\n", [], "--update-card writes the correlations of scored"),
-        (
-            "---\nlicense: mit\n---\n",
-            ["--sts", "sts.tsv", "--sts", "sts.tsv"],
-            "--sts: sts.tsv and another file are called 'sts', which is their name in the card; rename one",
-        ),
-    ],
-)
-def test_a_card_that_cannot_be_updated_is_refused_before_anything_is_measured(
-    folder, tmp_path, monkeypatch, card, arguments, words
-):
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("hf_relpos.evaluation.compare.load_encoder", None)
-    if card is not None:
-        (tmp_path / "README.md").write_text(card)
-    result = run("compare", "teacher", tmp_path, "--text", "text.txt", *arguments, "--update-card")
-    assert result.exit_code == 2 and words in result.stderr and result.stderr.startswith("Error: ")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The command `compare`: a conversion and its source."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -46,14 +45,6 @@ def compare(
             min=0,
         ),
     ] = None,
-    update_card: Annotated[
-        bool,
-        advanced(
-            "Put the correlations of --sts into the card of the result, a folder: as the Hub's evaluation results, "
-            "and as a table beside those of the source.",
-            "--update-card",
-        ),
-    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also how far apart the attention weights of each layer are.")
     ] = False,
@@ -65,7 +56,6 @@ def compare(
     """Measure the agreement of a converted model with its source."""
     with plain_errors(), plain_warnings():
         with spinner(LOADING):
-            from ..evaluation import card
             from ..evaluation.compare import CompareSettings, compare_models
             from ..evaluation.plot import check_picture, fidelity_figure, save_figure
             from ..evaluation.printing import print_comparison
@@ -87,8 +77,6 @@ def compare(
         check_json(json_file)
         if plot_file is not None:
             check_picture(plot_file, "--plot")
-        if update_card:
-            _check_card(student, settings.sts)
         console = console_for(json_file)
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(settings, progress)
@@ -96,23 +84,6 @@ def compare(
         write_json(json_file, results)
         if plot_file is not None:
             save_figure(fidelity_figure(results), plot_file)
-        if update_card:
-            path = card.update_card(student, results["similarity"])
-            console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _check_card(folder: str, sts: Sequence[Path]) -> None:
-    """Check, before anything is measured, that a card can be updated.
-
-    Raises:
-        ValueError: without scored pairs, and for a card that cannot be read.
-    """
-    from ..evaluation import card
-
-    if not sts:
-        raise ValueError("--update-card writes the correlations of scored sentence pairs; give --sts FILE")
-    card.check_names(sts)
-    card.read_card(folder)
 
 
 def parse_lengths(text: str | None) -> list[int] | None:

@@ -3,26 +3,21 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from fnmatch import fnmatch
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from huggingface_hub import ModelCardData, metadata_load
 from transformers import PreTrainedModel
 
 from ..console import markdown_table
-from ..evaluation.loading import find_tokenizer, load_encoder
 from ..families.checkpoint import CARD, TOKENIZER_FILES
 from ..families.privacy import last_name
 from ..files import write_text
-from ..models.checkpoint_files import read_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.modeling_relpos_bert import HEADS, RelPosBertForMaskedLM, RelPosBertPreTrainedModel
-from .folder import MODULES, PICTURES, is_sentence_encoder
+from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from .folder import PICTURES, is_sentence_encoder
 from .methods import METHODS, QUALITIES
 from .plan import Conversion
 from .report import ConversionReport
@@ -42,25 +37,6 @@ TASKS = {
 }
 # Where a card names the folder; `push` puts the name of the repository there.
 PLACEHOLDER = "PATH"
-# Code for each kind of model, which the card shows with what it prints.
-MASKED = """\
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
-for guess in fill("{text}")[:3]:
-    print(f"{{guess['score']:.2f}} {{guess['token_str']}}")"""
-TEXT = "She opened the door and looked out of the {mask}."
-SENTENCES = """\
-vectors = model.encode(["A man is eating food.", "Someone is having a meal.", "The sky is blue."])
-for other in vectors[1:]:
-    print(f"{float(model.similarity(vectors[0], other)):.2f}")"""
-STATES = """\
-outputs = model(**tokenizer("She opened the door.", return_tensors="pt"))
-print(tuple(outputs[0].shape))"""
-# Modules whose vectors are those of `Encoder`, but for their length.
-PLAIN = {"Transformer", "Pooling", "Normalize"}
-# With another similarity or a prompt in it, what the class prints is not what is computed here.
-SETTINGS = "config_sentence_transformers.json"
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
@@ -109,9 +85,8 @@ def write_card(
     """
     path, pools = folder / CARD, is_sentence_encoder(folder)
     if not path.exists():
-        shown = example(model, folder, folder / conversion.layout.encoder, pools)
         metadata = source_metadata(conversion.top)
-        write_text(path, model_card(report, model.config, conversion.limit, metadata, pictures, pools, shown))
+        write_text(path, model_card(report, model.config, conversion.limit, metadata, pictures, pools))
 
 
 def model_card(
@@ -121,7 +96,6 @@ def model_card(
     metadata: Mapping[str, Any] | None = None,
     pictures: Sequence[str] = (),
     sentence_transformers: bool = False,
-    example: str = "",
 ) -> str:
     """The text of the card: what it is, its use, the agreement by length, its limits, its origin.
 
@@ -131,13 +105,12 @@ def model_card(
         metadata: from `source_metadata`.
         pictures: as in `write_card`.
         sentence_transformers: whether the result loads as a SentenceTransformer.
-        example: code with its output.
     """
     data = _metadata(report, metadata or {}, sentence_transformers)
     parts = [
         f"---\n{data.to_yaml()}\n---",
         *_what(report, sentence_transformers),
-        *_use(report, config, limit, sentence_transformers, example),
+        *_use(report, config, limit, sentence_transformers),
         *_fidelity(report, pictures),
         "## What is not promised",
         "\n".join(f"- {line}" for line in _limits(report, config, limit)),
@@ -268,9 +241,7 @@ def _how_close(report: ConversionReport) -> str:
     return f"Not measured: {METHODS[report.method].help}."
 
 
-def _use(
-    report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool, example: str
-) -> list[str]:
+def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool) -> list[str]:
     """The section about loading the model; arguments as in `model_card`."""
     auto = _auto_class(report)
     tokenizer = any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
@@ -288,8 +259,6 @@ def _use(
 
     here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
     parts = ["## Use", here]
-    if example:
-        parts += ["For example, with what it prints:", f"```python\n{example}\n```"]
     if not (config.has_absolute_table or config.attention_window):
         argument = f"attention_window={max(1, limit // 2)}"
         if sentence_transformers:
@@ -376,58 +345,3 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
             "new to it, and test it on your task."
         )
     return [*lines, line]
-
-
-class _SentenceEncoder:
-    """What `SENTENCES` calls of a SentenceTransformer, without the import, which takes seconds."""
-
-    def __init__(self, folder: Path) -> None:
-        self.encode = load_encoder(folder).encode
-
-    @staticmethod
-    def similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return torch.cosine_similarity(left, right, dim=-1)
-
-
-@torch.no_grad()
-def example(model: RelPosBertPreTrainedModel, folder: Path, encoder: Path, sentence_transformers: bool) -> str:
-    """Code that uses the result, with its output as comments; empty if it has no tokenizer, or cannot read the text.
-
-    Args:
-        model: the result, which is left on the CPU.
-        folder: its folder.
-        encoder: folder of the model in it.
-        sentence_transformers: whether it loads as a SentenceTransformer.
-    """
-    if sentence_transformers:
-        modules = json.loads((folder / MODULES).read_text("utf-8"))
-        if not {module["type"].rpartition(".")[-1] for module in modules} <= PLAIN:
-            return ""
-        settings = read_json(path) if (path := folder / SETTINGS).is_file() else {}
-        if settings.get("similarity_fn_name") not in (None, "cosine") or settings.get("default_prompt_name"):
-            return ""
-    tokenizer, reason = find_tokenizer(encoder, local_files_only=True)
-    if reason or len(tokenizer) > model.config.vocab_size:
-        return ""
-    mask, code = tokenizer.mask_token, STATES
-    if sentence_transformers:
-        code = SENTENCES
-    elif isinstance(model, RelPosBertForMaskedLM) and mask and not _unknown(tokenizer, TEXT.format(mask=mask)):
-        code = MASKED.format(text=TEXT.format(mask=mask))
-    printed = StringIO()
-    try:
-        names: dict[str, Any] = {"model": model, "tokenizer": tokenizer}
-        if sentence_transformers:
-            names["model"] = _SentenceEncoder(folder)
-        with redirect_stdout(printed):
-            exec(code, names)
-    except (ValueError, RuntimeError, IndexError, KeyError, TypeError):
-        return ""  # such as a head that reads something else: no reason to fail a conversion
-    finally:
-        model.to("cpu")
-    return "\n".join([code, *(f"# {line}" for line in printed.getvalue().splitlines())])
-
-
-def _unknown(tokenizer: Any, text: str) -> bool:
-    """Whether a text has tokens that the tokenizer does not know."""
-    return tokenizer.unk_token_id in tokenizer(text).input_ids
