@@ -17,7 +17,7 @@ from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.chunked import schedule as skewed
+from hf_relpos.attention.backends.chunked import chunks as skewed
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.formula import content_vectors

@@ -31,9 +31,9 @@ from hf_relpos.attention import toeplitz
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends import window_blocks
 from hf_relpos.attention.backends.chunked import chunked_attention
+from hf_relpos.attention.backends.chunked import chunks as skewed
 from hf_relpos.attention.backends.chunked import products as chunk_products
 from hf_relpos.attention.backends.chunked import relative_shift as diagonals
-from hf_relpos.attention.backends.chunked import schedule as skewed
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
@@ -95,8 +95,8 @@ def converted(terms, dtype):
     return terms, leaves_of(terms)
 
 
-def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float64, ends=None):
-    """Output (B, L, H, d) and all gradients, "eager" or "chunked"; zeros for the queries from `ends` on."""
+def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float64):
+    """Output (B, L, H, d) and all gradients, "eager" or "chunked"."""
     tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
     terms, leaves = converted(terms, dtype)
     if how == "eager":
@@ -105,9 +105,7 @@ def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float
     else:
         content, query, key = content_vectors(*tensors[:2], terms, context)
         form = to_toeplitz(terms, context, query)
-        out = chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal, ends=ends)
-    if how == "eager" and ends is not None:
-        out = out * padding(ends, out.shape[1])[..., None, None]
+        out = chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal)
     torch.manual_seed(7)
     gradient = torch.randn(out.shape, dtype=torch.float64).to(dtype)
     return [out.detach(), *torch.autograd.grad(out, [*tensors, *leaves], gradient, allow_unused=True)]
@@ -176,16 +174,6 @@ def test_output_and_gradients_are_eagers(length, mask, chosen):
     assert largest(got, expected) <= 1e-10
     again = run("chunked", tensors, terms, context, seen)
     assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True) if one is not None)
-
-
-@pytest.mark.parametrize("ends", [[111, 60], [1, 48]])
-def test_queries_that_nobody_wants(ends):
-    terms, _ = random_terms(ALL, False, tables=2)
-    tensors, context, seen = vectors(111, 111), AttentionContext(111, 111), padding(ends, 111)[:, None, None, :]
-    expected = run("eager", tensors, terms, context, seen, ends=ends)
-    got = run("chunked", tensors, terms, context, seen, ends=tuple(ends))
-    assert largest(got, expected) <= 1e-10
-    assert all(not got[0][row, end:].any() and not got[1][row, :, end:].any() for row, end in enumerate(ends))
 
 
 @pytest.mark.parametrize(
@@ -683,6 +671,7 @@ def test_terms_that_layers_share_are_made_once(monkeypatch):
         return to_toeplitz(*arguments)
 
     monkeypatch.setattr(toeplitz, "to_toeplitz", counted)
+    monkeypatch.setattr("hf_relpos.attention.call.to_toeplitz", counted)
     for name, count in (("t5", 1), ("alibi", 1), ("relative_key", 2)):
         model, ids = tiny_model(RelPosBertModel, name), torch.randint(1, 50, (2, 9))
         lowered.clear()

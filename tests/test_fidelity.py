@@ -34,7 +34,6 @@ from hf_relpos.evaluation import (
     ShiftConsistency,
     attention_divergence,
     attention_divergences,
-    attention_fidelity,
     default_lengths,
     fidelity,
     hidden_states,
@@ -156,9 +155,9 @@ def test_weights_that_take_much_memory_are_read_row_by_row_or_not_at_all(monkeyp
     models, windows = (bert(seed=1), tiny_model(RelPosBertModel, "shaw")), rows(9, 6)
     plenty = attention_divergences(*models, windows)
     assert len(plenty) == 2 and min(plenty) > 0
-    monkeypatch.setattr(attention_fidelity, "ATTENTION_BYTES", 2 * 4 * 2 * 3 * 9**2)  # of one row
+    monkeypatch.setattr("hf_relpos.evaluation.model_fidelity.ATTENTION_BYTES", 2 * 4 * 2 * 3 * 9**2)  # of one row
     assert attention_divergences(*models, windows) == pytest.approx(plenty, rel=1e-6)
-    monkeypatch.setattr(attention_fidelity, "ATTENTION_BYTES", 1)
+    monkeypatch.setattr("hf_relpos.evaluation.model_fidelity.ATTENTION_BYTES", 1)
     assert attention_divergences(*models, windows) is None
 
 

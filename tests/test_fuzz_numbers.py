@@ -13,7 +13,7 @@ from hf_relpos import RelPosBertModel
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends.chunked import Chunked
-from hf_relpos.attention.backends.chunked import schedule as skewed
+from hf_relpos.attention.backends.chunked import chunks as skewed
 
 
 TRAINED = 16  # max_position_embeddings of `tiny_config`

@@ -48,9 +48,10 @@ from hf_relpos import RelPosBertModel, accelerate_attention, optimize, restore_a
 from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.cpu_gemm import FastLinear, Library
+from hf_relpos.attention.unpadding import UnpaddedBatch
 from hf_relpos.live import keywords
 from hf_relpos.live.low_precision import Bfloat16Linear
-from hf_relpos.live.unpadding import UnpaddedBatch, key_mask
+from hf_relpos.live.unpadding import key_mask
 
 
 optimize_module = importlib.import_module(optimize.__module__)
@@ -1402,7 +1403,7 @@ def test_rows_of_about_the_same_length_are_one_group():
     for name, groups in cases.items():
         real = real_tokens(LENGTHS[name])
         found = UnpaddedBatch.of(real)
-        assert [(group.rows, group.length) for group in found.groups] == groups
+        assert [(len(group.rows), group.length) for group in found.groups] == groups
         masked = [group.visible is not None for group in found.groups]
         assert masked == ([True, True, False, True, True] if name == "groups" else [False] * 3)
         states = torch.randn(*real.shape, 2)

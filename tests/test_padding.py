@@ -5,7 +5,7 @@ import torch
 from oracles import extra_inputs, padding, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.attention.padding import Padding
+from hf_relpos.attention.unpadding import UnpaddedBatch
 from hf_relpos.models.capabilities import supported_implementations
 
 
@@ -30,21 +30,13 @@ def tokens_of_the_layers(model):
     return seen
 
 
-def test_there_and_back():
-    real = padding(REAL, LENGTH)
-    rows = torch.randn(3, LENGTH, 5)
-    found = Padding.of(real)
-    assert found.remove(rows).shape == (1, sum(REAL), 5)
-    assert torch.equal(found.restore(found.remove(rows)), rows * real[..., None])
-
-
 @pytest.mark.parametrize(
     "mask",
-    [torch.ones(2, 3), torch.tensor([[0, 1, 1], [1, 1, 1]])],
-    ids=["nothing to take out", "a row that begins with padding"],
+    [torch.ones(2, 3), torch.tensor([[0, 1, 1], [1, 1, 1]]), torch.tensor([[1, 0, 1], [1, 1, 1]])],
+    ids=["nothing to take out", "a row that begins with padding", "padding inside a row"],
 )
 def test_what_is_left_as_it_is(mask):
-    assert Padding.of(mask) is None
+    assert UnpaddedBatch.of(mask != 0) is None
 
 
 @pytest.mark.covering(2)

@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 
-from .padding import Padding
-
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Move a tensor, a tuple of them, or padding to a device; return anything else as it is."""
-    if isinstance(value, torch.Tensor | Padding):
+    """Move a tensor or a tuple of them to a device; return anything else as it is."""
+    if isinstance(value, torch.Tensor):
         return value.to(device)
     return tuple(_moved(each, device) for each in value) if isinstance(value, tuple) else value
 
@@ -39,7 +37,6 @@ class AttentionContext:
         query_projection: W_q of the layer, D to H·d; or None.
         key_projection: W_k of the layer, D to H·d; or None.
         temperature: τ of the formula, (1 or B, 1 or H, L); None means 1.
-        padding: the indices of the real tokens, if the layer is given only these; or None.
         device: the device on which the layer computes; None means the default device.
         dtype: the dtype for angles, slopes and the like: that of the layer, but at least float32.
     """
@@ -57,7 +54,6 @@ class AttentionContext:
     query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
     key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
     temperature: torch.Tensor | None = None
-    padding: Padding | None = None
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
 

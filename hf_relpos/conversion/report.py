@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ..evaluation.fidelity import failed_thresholds
+from ..evaluation.model_fidelity import failed_thresholds
 from ..families.checkpoint import Checkpoint
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES

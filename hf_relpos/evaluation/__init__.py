@@ -2,7 +2,10 @@
 
 from .compare import CompareSettings, compare_models
 from .encoder import Encoder, hidden_states, pool
-from .fidelity import (
+from .inspection import model_max_length
+from .loading import load_encoder, load_model, load_tokenizer, pooling_of
+from .masked import MaskedAgreement, masked_agreement, masked_predictions
+from .model_fidelity import (
     Fidelity,
     FidelitySettings,
     LengthFidelity,
@@ -14,9 +17,6 @@ from .fidelity import (
     shift_consistency,
     verdict,
 )
-from .inspection import model_max_length
-from .loading import load_encoder, load_model, load_tokenizer, pooling_of
-from .masked import MaskedAgreement, masked_agreement, masked_predictions
 from .passages import passage_vectors
 from .similarity import pair_vectors, rank_correlation, similarities, spearman_difference
 from .sliding_windows import windowed_hidden_states

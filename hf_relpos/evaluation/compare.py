@@ -15,9 +15,9 @@ from ..data.pairs import PAIR_COLUMNS, Pair, read_pairs
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import cut_windows, warn_of_unknown_tokens
 from .encoder import Encoder
-from .fidelity import FidelitySettings, default_lengths, fidelity
 from .inspection import model_max_length, set_attention_window
 from .loading import load_encoder
+from .model_fidelity import FidelitySettings, default_lengths, fidelity
 from .similarity import pair_vectors, rank_correlation, scipy_stats, similarities, spearman_difference
 
 

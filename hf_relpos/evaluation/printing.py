@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from ..console import print_table
-from .fidelity import Fidelity
+from .model_fidelity import Fidelity
 
 
 def print_fidelity(fidelity: Fidelity, console: Console, verbose: bool = False) -> None:

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ..attention.formula import Terms
+from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.transformers import has_cache
 from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .parts import is_own
-from .unpadding import RowGroup, UnpaddedBatch, UnpaddingEncoder
+from .unpadding import UnpaddingEncoder
 
 
 class _SelfAttention:

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from ..attention.tracing import is_traced
+from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import (
     DebertaEncoder,
     DebertaModel,
@@ -34,7 +35,7 @@ from ..host.live import (
 from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, has_contents, in_single_precision, offsets_of, split_heads
 from .parts import all_own, is_known, is_own
-from .unpadding import RowGroup, UnpaddedBatch, unpadded
+from .unpadding import unpadded
 
 
 ATTENTION = ("attention", "self")  # in a layer

@@ -6,10 +6,11 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention.formula import Terms, toeplitz_table
+from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MPNetEncoder, MPNetSelfAttention
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .parts import all_own
-from .unpadding import UnpaddedBatch, unpadded
+from .unpadding import unpadded
 
 
 ATTENTION = ("attention", "attn")  # in a layer

@@ -7,11 +7,12 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms
+from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import RoFormerEncoder, RoFormerSelfAttention
 from ..host.transformers import has_cache
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .parts import is_own
-from .unpadding import RowGroup, UnpaddedBatch, unpadded
+from .unpadding import unpadded
 
 
 class UnpaddingRoFormerEncoder(RoFormerEncoder):

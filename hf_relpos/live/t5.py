@@ -8,10 +8,11 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms, toeplitz_table
+from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MT5Attention, MT5Stack, T5Attention, T5Stack, records_of
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .parts import all_own
-from .unpadding import UnpaddedBatch, unpadded
+from .unpadding import unpadded
 
 
 # Up to Transformers 5.14 the result has attention weights on request only.

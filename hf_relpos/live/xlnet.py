@@ -11,6 +11,7 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
+from ..attention.unpadding import FIRST, RowGroup, UnpaddedBatch
 from ..host.live import (
     XLNetModel,
     XLNetModelOutput,
@@ -20,7 +21,7 @@ from ..host.live import (
 )
 from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
 from .parts import is_own
-from .unpadding import FIRST, SPANS, RowGroup, UnpaddedBatch, unpadded
+from .unpadding import SPANS, unpadded
 
 
 ARGUMENTS = tuple(inspect.signature(XLNetModel.forward).parameters)[1:]

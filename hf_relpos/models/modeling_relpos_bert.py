@@ -5,13 +5,15 @@ modules keep their names, so that stock BERT weights load unchanged.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -34,11 +36,11 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import logging
 
-from ..attention.call import AttentionCall, SharedTerms
+from ..attention.call import AttentionCall, LazyMask, SharedTerms
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
-from ..attention.padding import removable_padding
 from ..attention.tracing import is_traced
+from ..attention.unpadding import UnpaddedBatch
 from ..files import apply_umask
 from ..host.transformers import (
     ACT2FN,
@@ -66,7 +68,7 @@ from .convolution import FirstLayerConvolution, tokens_to_convolve
 from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
 from .saved_code.remote_code import CONFIGURATION, MODELING, installed, save_code
-from .sequence import PositionInputs, row_metadata, sequence_metadata, tokens_to_keep
+from .sequence import PositionInputs, SequenceMetadata, row_metadata, sequence_metadata, tokens_to_keep
 from .temperature import temperature
 
 
@@ -145,6 +147,20 @@ class RelPosBertEmbeddings(nn.Module):
         return self.embeddings_project(self.dropout(self.LayerNorm(embeddings)))
 
 
+class AttentionInputs(NamedTuple):
+    """What the layers of a call share about the tokens of a batch, or of a group of its rows.
+
+    Attributes:
+        attention_mask: from `SequenceMetadata.mask`.
+        context: positions of queries and keys, and the other relations between them.
+        shared_terms: terms of the scheme, if they are the same in every layer.
+    """
+
+    attention_mask: torch.Tensor | LazyMask | BlockMask | None
+    context: AttentionContext
+    shared_terms: SharedTerms | None
+
+
 class RelPosBertSelfAttention(BertSelfAttention):
     """BERT's self-attention with the terms of a position scheme, its module `distance_embedding`."""
 
@@ -164,28 +180,35 @@ class RelPosBertSelfAttention(BertSelfAttention):
         memory: SegmentMemory | None = None,
         shared_terms: SharedTerms | None = None,
         past_key_values: Cache | None = None,
+        unpadded: tuple["UnpaddedBatch", list["AttentionInputs"]] | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Map hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K), if the backend has them.
 
         Args:
-            context: positions of queries and keys in this call; None for consecutive tokens without a cache. If it has
-                `padding`, the hidden states, here and returned, are (1, T, D), the real tokens.
+            context: positions of queries and keys in this call; None for consecutive tokens without a cache.
             memory: recurrence memory of earlier segments. Its keys come first, before those of a cache.
             shared_terms: terms of the scheme, if they are the same in every layer; None to compute the layer's own.
+            unpadded: a batch without its padding, and mask, context and terms of each of its groups. The hidden
+                states, here and returned, are then (1, T, D), and the other arguments are not read.
         """
+        if unpadded is not None:
+            batch, inputs = unpadded
+            each = iter(inputs)
+
+            def attend(group, *rows):
+                return self._attend(*map(self._split_heads, rows), *next(each), kwargs)[0]
+
+            vectors = (project(hidden_states) for project in (self.query, self.key, self.value))
+            return batch.by_group(attend, *vectors), None
         cache = one_cache(cache, past_key_values)
-        padding = None if context is None else context.padding
         hidden_keys, memory_length = hidden_states, 0
         if memory is not None:
             memory_length = memory.length
             states = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
             hidden_keys = torch.cat([states, hidden_states], dim=1)
-        query, key, value = (
-            (vectors if padding is None else padding.restore(vectors))
-            .unflatten(-1, (-1, self.attention_head_size))
-            .transpose(1, 2)
-            for vectors in (self.query(hidden_states), self.key(hidden_keys), self.value(hidden_keys))
+        query, key, value = map(
+            self._split_heads, (self.query(hidden_states), self.key(hidden_keys), self.value(hidden_keys))
         )
         if cache is not None:
             (old_key, key), (old_value, value) = (
@@ -199,6 +222,24 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
             context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
+        out, weights = self._attend(query, key, value, attention_mask, context, shared_terms, kwargs)
+        return out.contiguous(), weights
+
+    def _split_heads(self, vectors: torch.Tensor) -> torch.Tensor:
+        """(B, L, H·d) as (B, H, L, d)."""
+        return vectors.unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | LazyMask | None,
+        context: AttentionContext,
+        shared_terms: SharedTerms | None,
+        options: dict[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of (B, H, L, d) and (B, H, K, d): the output (B, L, D) and the weights. Arguments as `forward`."""
         context = self.layer_context(context, query, key.shape[2])
         if shared_terms is not None and (
             shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
@@ -213,15 +254,14 @@ class RelPosBertSelfAttention(BertSelfAttention):
             mask=attention_mask,
             is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
             dropout=self.dropout.p if self.training else 0.0,
-            output_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            output_weights=bool(options.get("output_attentions", self.config.output_attentions)),
             needs_gradients=torch.is_grad_enabled(),
             shared=shared_terms,
             layer=self,
-            options=kwargs,
+            options=options,
         )
         out, weights = run_attention(self.config._attn_implementation, call)
-        out = out.flatten(2)
-        return (out if padding is None else padding.remove(out)).contiguous(), weights
+        return out.flatten(2), weights
 
     def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
         """The context of a call with the layer's device, dtype and projections.
@@ -468,6 +508,33 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         return {name: time for name, time in times.items() if name not in (CONFIGURATION, MODELING)}
 
 
+KEPT_OUTPUTS = ("output_hidden_states", "output_attentions")
+
+
+def unpadded_batch(
+    model: "RelPosBertModel", attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
+) -> UnpaddedBatch | None:
+    """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch.
+
+    Args:
+        attention_mask: the mask that `forward` was given.
+        outputs: `output_hidden_states` and `output_attentions`, if `forward` was given them.
+    """
+    config = model.config
+    if (
+        not (config.unpad_inputs or model.unpads)
+        or not isinstance(attention_mask, torch.Tensor)
+        or attention_mask.dim() != 2
+        or config.chunk_size_feed_forward
+        or config.conv_kernel_size  # a convolution reads neighbouring tokens
+        or any(outputs.get(name, getattr(config, name, False)) for name in KEPT_OUTPUTS)
+        or is_traced()  # shapes that depend on data would break a graph
+    ):
+        return None
+    batch = UnpaddedBatch.of(attention_mask != 0)
+    return batch if batch is None or config.unpad_inputs or model.unpads(model.encoder) else None
+
+
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
@@ -535,7 +602,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        checks = None if is_traced() else installed("models.checks")
+        checks = None if is_traced() else installed("models.inputs")
         if checks is not None:
             checks.check_inputs(
                 self.config,
@@ -577,12 +644,6 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory,
             caller_has_cache,
         )
-        context = replace(metadata.context(token_type_ids, relation_ids), device=tokens.device)
-        # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
-        checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
-        if self.encoder.distance_embedding is not None:
-            shared = partial(self.encoder.distance_embedding, context)
-            context = replace(context, shared=shared if checkpointed else shared())
         hidden_states = self.embeddings(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
@@ -591,24 +652,23 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             past_length=past_length,
             attention_mask=attention_mask,
         )
-        mask = metadata.mask(self.config, hidden_states, attention_mask, cache)
-        shared_terms = None
-        if self.shares_terms and self.encoder.layer and not checkpointed:
-            shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
-        context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
         layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
-        padding = None
+        unpadded = None
         if cache is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
-            unpad = self.unpads is not None or self.config.unpad_inputs
-            padding = removable_padding(unpad, self.config, attention_mask, kwargs)
-            if padding is not None and not self.config.unpad_inputs and not self.unpads(self.encoder):
-                padding = None
-        if padding is not None:
-            context = replace(context, padding=padding)
-            hidden_states = padding.remove(hidden_states)
+            unpadded = unpadded_batch(self, attention_mask, kwargs)
+        if unpadded is None:
+            arguments = self._attention_inputs(
+                metadata, hidden_states, attention_mask, token_type_ids, relation_ids, cache
+            )._asdict()
+        else:
+            groups = [
+                self._group_inputs(group, hidden_states, token_type_ids, position_ids, relation_ids)
+                for group in unpadded.groups
+            ]
+            arguments = {"unpadded": (unpadded, groups)}
+            hidden_states = unpadded.remove(hidden_states)
         outputs = self.encoder(
             hidden_states,
-            attention_mask=mask,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=None
             if encoder_attention_mask is None
@@ -620,16 +680,15 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             ),
             cache=cache,
             use_cache=use_cache,
-            context=context,
             memory=memory,
-            shared_terms=shared_terms,
             layer_inputs=layer_inputs,
             real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, metadata.documents),
+            **arguments,
             **kwargs,
         )
         sequence = outputs.last_hidden_state
-        if padding is not None:
-            sequence = padding.to(sequence.device).restore(sequence)
+        if unpadded is not None:
+            sequence = unpadded.to(sequence.device).restore(sequence)
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=sequence,
             pooler_output=self.pooler(sequence) if self.pooler is not None else None,
@@ -642,6 +701,55 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if memory_sink is not None:
             memory_sink.append(new_memory)
         return WITH_MEMORY[type(outputs)](**outputs, memory=new_memory)
+
+    def _attention_inputs(
+        self,
+        metadata: SequenceMetadata,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        relation_ids: torch.Tensor | None,
+        cache: Cache | None = None,
+    ) -> AttentionInputs:
+        """What the layers share; of the hidden states, (B, L, D), only shape, dtype and device are read."""
+        context = replace(metadata.context(token_type_ids, relation_ids), device=hidden_states.device)
+        # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
+        checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
+        if self.encoder.distance_embedding is not None:
+            shared = partial(self.encoder.distance_embedding, context)
+            context = replace(context, shared=shared if checkpointed else shared())
+        shared_terms = None
+        if self.shares_terms and self.encoder.layer and not checkpointed:
+            shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
+        mask = metadata.mask(self.config, hidden_states, attention_mask, cache)
+        context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
+        return AttentionInputs(mask, context, shared_terms)
+
+    def _group_inputs(
+        self,
+        group: Any,
+        hidden_states: torch.Tensor,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        relation_ids: torch.Tensor | None,
+    ) -> AttentionInputs:
+        """`_attention_inputs` of a group of rows of an unpadded batch; arguments are those of the whole batch."""
+        states = hidden_states.new_empty(len(group.rows), group.length, 0)
+        mask = None if group.visible is None else group.visible[:, 0, 0]
+        relation_ids = group.of(relation_ids)
+        relation_ids = None if relation_ids is None else relation_ids[:, :, : group.length]
+        metadata = sequence_metadata(
+            self.config,
+            self.position_inputs,
+            states,
+            mask,
+            group.of(position_ids),
+            relation_ids,
+            None,
+            0,
+            None,
+        )
+        return self._attention_inputs(metadata, states, mask, group.of(token_type_ids), relation_ids)
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:

@@ -5,7 +5,7 @@ import reprlib
 import torch
 from torch import nn
 
-from .checks import check_tensor
+from .inputs import check_tensor
 
 
 def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:

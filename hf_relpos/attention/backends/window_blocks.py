@@ -172,7 +172,6 @@ def _block_context(whole: AttentionContext, part: Part) -> AttentionContext:
         start=int(whole.start) + part.queries.start,
         keys=part.keys,
         temperature=None if whole.temperature is None else whole.temperature[..., part.queries],
-        padding=None,
     )
 
 

@@ -16,9 +16,9 @@ from ...first_order import first_order_only
 from ...formula import content_vectors
 from ...sliding_window import SlidingWindowMask
 from ...toeplitz import ToeplitzTerms, toeplitz_unsupported
+from .chunks import ChunkedCall, groups, schedule
 from .products import Gradients, HeadGroup, Inputs
 from .relative_shift import padded
-from .schedule import ChunkedCall, groups, schedule
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -69,7 +69,6 @@ class Chunked:
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """Return the output (B, L, H, d), and None."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        padding = call.context.padding
         out = chunked_attention(
             content,
             query,
@@ -80,7 +79,6 @@ class Chunked:
             call.mask if isinstance(call.mask, SlidingWindowMask) else call.tensor_mask,
             call.is_causal,
             call.dropout,
-            None if padding is None else padding.ends,
         )
         return out, None
 
@@ -112,7 +110,6 @@ def chunked_attention(
     mask: torch.Tensor | SlidingWindowMask | None = None,
     causal: bool = False,
     dropout: float = 0.0,
-    ends: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """Compute `formula.attend` of Toeplitz terms, without the attention weights.
 
@@ -126,8 +123,6 @@ def chunked_attention(
             visible key average all keys, or those of their chunk.
         causal: whether to hide later keys; only without a mask.
         dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
-        ends: for every row, how many queries are computed, from the first one on; `None` means all.
-            The others get zeros.
 
     Returns:
         (B, L, H, d), contiguous.
@@ -146,7 +141,6 @@ def chunked_attention(
         causal=causal,
         dropout=drop,
         seed=int(torch.randint(1 << 62, ())) if drop else 0,
-        ends=ends,
         has_backward=torch.is_grad_enabled(),
     )
     tables = (terms.query_table, terms.key_table, terms.value_table)
@@ -175,8 +169,7 @@ class _Chunked(torch.autograd.Function):
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
         inputs = Inputs(content, query, key, value, A, B, c, V, dense)
-        new = content.new_empty if call.ends is None else content.new_zeros
-        out = new(batch, length, heads, value.shape[3])
+        out = content.new_empty(batch, length, heads, value.shape[3])
         generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
         is_short = batch * heads * length * keys * content.element_size() <= KEPT
         kept: list[torch.Tensor] | None = [] if is_short and call.has_backward and any(ctx.needs_input_grad) else None
@@ -203,7 +196,7 @@ class _Chunked(torch.autograd.Function):
         content, key = inputs.content, inputs.key
         batch, heads, length, _ = content.shape
         keys = key.shape[2]
-        total = Gradients(inputs, ctx.needs_input_grad[8], call.ends is not None)
+        total = Gradients(inputs, ctx.needs_input_grad[8])
         d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
         generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
         with torch.autocast("cpu", enabled=False), fast_bmm(content):

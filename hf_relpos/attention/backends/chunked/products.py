@@ -20,8 +20,8 @@ import torch
 from torch.nn.functional import pad
 
 from ...toeplitz import OffsetTable
+from .chunks import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 from .relative_shift import Diagonals, add_product, diagonal_sums
-from .schedule import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 
 
 class Inputs(NamedTuple):
@@ -529,8 +529,8 @@ class HeadGroup:
 class Gradients:
     """The gradients that the backward fills, summed in float32 at least. Those of key and value are of one group."""
 
-    def __init__(self, inputs: Inputs, needs_dense: bool, gaps: bool):
-        self.content = (torch.zeros_like if gaps else torch.empty_like)(inputs.content)
+    def __init__(self, inputs: Inputs, needs_dense: bool):
+        self.content = torch.empty_like(inputs.content)
         self.query = None if inputs.query is inputs.content else torch.zeros_like(inputs.query)
         tables = (inputs.A, inputs.B, inputs.c, inputs.V)
         self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in tables)

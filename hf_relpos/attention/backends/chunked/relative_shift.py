@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ...formula import total_of
-from .schedule import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
+from .chunks import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 
 class DistinctColumns(NamedTuple):

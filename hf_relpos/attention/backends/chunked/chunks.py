@@ -77,7 +77,6 @@ class ChunkedCall:
         causal: whether queries see no later key. It is only set without a mask.
         dropout: probability of dropping an attention weight, in units of 2^−16.
         seed: the seed of the dropout.
-        ends: for every row, how many of its queries are computed, from the first one on; None means all.
         has_backward: whether gradients are recorded, so that a backward may follow.
     """
 
@@ -87,7 +86,6 @@ class ChunkedCall:
     causal: bool = False
     dropout: int = 0
     seed: int = 0
-    ends: tuple[int, ...] | None = None
     has_backward: bool = False
 
     @property
@@ -121,7 +119,7 @@ def groups(call: ChunkedCall, batch: int, heads: int, queries: int, keys: int) -
     if call.window_mask is not None:
         keys = min(keys, queries + 2 * call.window_mask.window)
     count = max(1, BUFFER // (queries * keys))
-    return _alike(batch, max(1, count // (2 * heads)) if call.ends is None else 1), _alike(heads, count)
+    return _alike(batch, max(1, count // (2 * heads))), _alike(heads, count)
 
 
 def _alike(count: int, most: int) -> list[slice]:
@@ -214,15 +212,12 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
 def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[QueryChunk]:
     """Return the chunks of some rows of the batch. They leave out keys that no query of a chunk sees."""
     if call.window_mask is not None:
-        size = queries_per_chunk(call, keys)
-        last = length if call.ends is None else call.ends[rows.start]
-        return _schedule_of_window(call.window_mask, rows, size, last)
+        return _schedule_of_window(call.window_mask, rows, queries_per_chunk(call, keys), length)
     mask = call.tensor_mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
     chunks, size = [], queries_per_chunk(call, keys)
-    length = length if call.ends is None else call.ends[rows.start]
     for first in range(0, length, size):
         count = min(size, length - first)
         if mask is None:
