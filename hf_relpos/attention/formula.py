@@ -118,6 +118,15 @@ class Terms:
         """Whether the content product is the only term, with at most a scale and a rotation."""
         return self == Terms(scale=self.scale, rotate=self.rotate)
 
+    @property
+    def by_offset(self) -> bool:
+        """Whether every term is a table by offset, so that terms of long rows hold for shorter ones, too."""
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "dense")
+        tables = [table for value in fields if isinstance(value, tuple) for table in value]
+        if self.feature_gain is not None:
+            tables.append(self.feature_gain)
+        return not self.dense and all(table.relation is None for table in tables)
+
     def __add__(self, other: "Terms") -> "Terms":
         """Return the terms of both. At most one of them may set a scale, a rotation or a feature_gain.
 

@@ -6,7 +6,22 @@ accelerated, `hf-relpos families` and docs/families.md.
 
 from collections.abc import Iterable
 
-from . import albert, alibi, bert, deberta, distilbert, electra, ernie, mpnet, nezha, roberta, roformer, t5, xlnet
+from . import (
+    albert,
+    alibi,
+    bert,
+    deberta,
+    distilbert,
+    electra,
+    ernie,
+    mpnet,
+    nezha,
+    roberta,
+    roformer,
+    rotary,
+    t5,
+    xlnet,
+)
 from .bert import OWN as OWN
 from .family import Family, Layout, LiveFamily
 
@@ -27,7 +42,7 @@ FAMILIES: dict[str, Family] = {
     **xlnet.FAMILIES,
 }
 # Encoders of live models that can be accelerated.
-LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *t5.LIVE)
+LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *t5.LIVE, *rotary.LIVE)
 # Layouts that are not read.
 OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (

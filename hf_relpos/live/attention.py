@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..attention.backends import chunked as backend_chunked
-from ..attention.call import AttentionCall
+from ..attention.call import AttentionCall, LazyMask
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
 from ..attention.formula import Terms
@@ -60,7 +60,7 @@ def attend_as_stock(
     value: torch.Tensor,
     terms: Terms,
     context: AttentionContext,
-    mask: torch.Tensor | None,
+    mask: torch.Tensor | LazyMask | None,
     dropout: float,
     output_attentions: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -71,7 +71,7 @@ def attend_as_stock(
         query: (B, H, L, d).
         key: (B, H, K, d).
         value: (B, H, K, d).
-        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); or None.
+        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask; or None.
         dropout: probability of dropping an attention weight in training.
 
     Returns:
@@ -88,10 +88,12 @@ def attend_as_stock(
         dropout=dropout if module.training else 0.0,
         output_weights=output_attentions,
         needs_gradients=torch.is_grad_enabled(),
-        layer=module,
+        # keys that several queries share are repeated already, and by the module Transformers would repeat them again
+        layer=None if getattr(module, "num_key_value_groups", 1) > 1 else module,
     )
     # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
-    hides_rows = mask is not None and mask.is_floating_point() and has_contents(mask) and torch.is_grad_enabled()
+    added = mask if isinstance(mask, torch.Tensor) and mask.is_floating_point() else None
+    hides_rows = added is not None and has_contents(added) and torch.is_grad_enabled()
     out, weights = run_attention("eager" if hides_rows else AUTO, call)
     return out.flatten(2), weights if output_attentions else None
 

@@ -39,6 +39,7 @@ from transformers.utils import logging
 from ..attention.call import AttentionCall, LazyMask, SharedTerms
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
+from ..attention.formula import Terms
 from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..files import apply_umask
@@ -194,10 +195,14 @@ class RelPosBertSelfAttention(BertSelfAttention):
         """
         if unpadded is not None:
             batch, inputs = unpadded
-            each = iter(inputs)
+            each, longest = iter(inputs), []  # terms of the longest rows, which come first
 
             def attend(group, *rows):
-                return self._attend(*map(self._split_heads, rows), *next(each), kwargs)[0]
+                own, context, shared_terms = next(each)
+                terms = longest[0] if longest and longest[0].by_offset else None
+                call = self._call(*map(self._split_heads, rows), own, context, shared_terms, kwargs, terms)
+                longest.append(call.terms)
+                return run_attention(self.config._attn_implementation, call)[0].flatten(2)
 
             vectors = (project(hidden_states) for project in (self.query, self.key, self.value))
             return batch.by_group(attend, *vectors), None
@@ -222,14 +227,15 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
             context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
-        out, weights = self._attend(query, key, value, attention_mask, context, shared_terms, kwargs)
-        return out.contiguous(), weights
+        call = self._call(query, key, value, attention_mask, context, shared_terms, kwargs)
+        out, weights = run_attention(self.config._attn_implementation, call)
+        return out.flatten(2).contiguous(), weights
 
     def _split_heads(self, vectors: torch.Tensor) -> torch.Tensor:
         """(B, L, H·d) as (B, H, L, d)."""
         return vectors.unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
 
-    def _attend(
+    def _call(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -238,18 +244,29 @@ class RelPosBertSelfAttention(BertSelfAttention):
         context: AttentionContext,
         shared_terms: SharedTerms | None,
         options: dict[str, Any],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention of (B, H, L, d) and (B, H, K, d): the output (B, L, D) and the weights. Arguments as `forward`."""
+        terms: Terms | None = None,
+    ) -> AttentionCall:
+        """The attention of (B, H, L, d) and (B, H, K, d).
+
+        Args:
+            terms: terms of the scheme for this call; None to compute them, or take the shared ones.
+
+        Other arguments are those of `forward`.
+        """
         context = self.layer_context(context, query, key.shape[2])
         if shared_terms is not None and (
             shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
         ):
             shared_terms = None
-        call = AttentionCall(
+        if shared_terms is not None:
+            terms = shared_terms.terms
+        elif terms is None:
+            terms = self.distance_embedding(context)
+        return AttentionCall(
             query,
             key,
             value,
-            self.distance_embedding(context) if shared_terms is None else shared_terms.terms,
+            terms,
             context,
             mask=attention_mask,
             is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
@@ -260,8 +277,6 @@ class RelPosBertSelfAttention(BertSelfAttention):
             layer=self,
             options=options,
         )
-        out, weights = run_attention(self.config._attn_implementation, call)
-        return out.flatten(2), weights
 
     def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
         """The context of a call with the layer's device, dtype and projections.

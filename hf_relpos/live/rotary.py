@@ -1,0 +1,178 @@
+"""ModernBERT, NomicBERT, GTE, EuroBERT and Jina v3: unpadding of models whose tokens have their positions beside them.
+
+Such a model runs unchanged on one row with the real tokens of all rows, (1, T), each with its own position. Only its
+attention has to know where rows begin: those of about the same length are computed together, in ModernBERT's local
+layers inside the window.
+
+The subclasses are made when they are asked for, by the name that a pickle has, too: the modules of Transformers that a
+model does not come from are not imported.
+"""
+
+import functools
+import inspect
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..attention.formula import Terms
+from ..attention.sliding_window import SlidingWindowMask
+from ..attention.unpadding import RowGroup, UnpaddedBatch
+from ..host.live import records_of
+from .attention import attend_as_stock, offsets_of
+from .unpadding import unpadded
+
+
+# Inputs with an entry for each token, (B, L) or (B, L, D).
+BY_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
+
+
+class Rows(NamedTuple):
+    """What the attention has to know of a batch that is one row.
+
+    Attributes:
+        batch: the batch without its padding.
+        windows: for each of its groups the mask of a local layer; None where a row is no longer than the window.
+    """
+
+    batch: UnpaddedBatch
+    windows: tuple[SlidingWindowMask | None, ...]
+
+
+def _stock_of(module: nn.Module) -> Any:
+    """The class of Transformers that the class of a module is made of."""
+    return next(kind for kind in type(module).__mro__ if kind.__module__.startswith("transformers."))
+
+
+@functools.cache
+def _parameters(kind: Any) -> tuple[str, ...]:
+    """The arguments of a forward, in their order."""
+    return tuple(inspect.signature(kind.forward).parameters)[1:]
+
+
+class _Model:
+    """The model around the layers, to be put before a stock class."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock; the states of padding are zeros."""
+        model: Any = self
+        records_of(model)
+        stock: Any = super()
+        given = dict(zip(_parameters(_stock_of(model)), args, strict=False)) | kwargs
+        batch = _batch(model, given)
+        if batch is None:
+            return stock.forward(*args, **kwargs)
+        tokens = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
+        if given.get("position_ids") is None:
+            given["position_ids"] = torch.arange(batch.length, device=tokens.device)[None]
+        for name in BY_TOKEN:
+            if given.get(name) is not None:
+                shape = (batch.batch, batch.length, *given[name].shape[2:])
+                given[name] = batch.remove(given[name].expand(shape))
+        as_tuple = given.pop("return_dict", None) is False or not model.config.return_dict
+        rows = Rows(batch, _windows(model, batch))
+        outputs = stock.forward(**{**given, "attention_mask": None, "return_dict": True}, unpadded=rows)
+        outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
+        if outputs.get("pooler_output") is not None:
+            outputs["pooler_output"] = model.pooler(outputs["last_hidden_state"])
+        return outputs.to_tuple() if as_tuple else outputs
+
+
+def _batch(model: Any, given: dict[str, Any]) -> UnpaddedBatch | None:
+    """The batch of a call without its padding; None for a call that keeps it."""
+    tokens, mask = given.get("inputs_embeds"), given.get("attention_mask")
+    if tokens is None:
+        tokens = given.get("input_ids")
+    if not isinstance(tokens, torch.Tensor) or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return None
+    positions = given.get("position_ids")
+    if positions is not None and (positions.dim() != 2 or positions.shape[0] not in (1, tokens.shape[0])):
+        return None
+    return unpadded(model, tokens, mask, given, by_row=True)
+
+
+def _windows(model: Any, batch: UnpaddedBatch) -> tuple[SlidingWindowMask | None, ...]:
+    """As of `Rows`. ModernBERT's configuration has the largest distance between two tokens that see each other."""
+    window = getattr(model.config, "sliding_window", None)
+
+    def mask(group: RowGroup) -> SlidingWindowMask | None:
+        if window is None or group.length <= window + 1:
+            return None
+        is_token = None if group.visible is None else group.visible[:, 0, 0]
+        device = batch.indices.device
+        return SlidingWindowMask(group.length, group.length, window, device, global_tokens=(), is_token=is_token)
+
+    return tuple(map(mask, batch.groups))
+
+
+class _Attention:
+    """An attention module, to be put before a stock class."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, *args: Any, unpadded: Rows | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As stock; with `unpadded`, from the model, the hidden states are those of one row, (1, T, D)."""
+        module: Any = self
+        if unpadded is None:
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        query, key, value = self.project(hidden_states)
+        cosines, sines = kwargs["position_embeddings"]
+        rotate = sys.modules[_stock_of(module).__module__].apply_rotary_pos_emb
+        query, key = rotate(query, key, cosines, sines, unsqueeze_dim=2)
+        is_local = getattr(module, "sliding_window", None) is not None
+        windows = iter(unpadded.windows)
+
+        def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+            window = next(windows)
+            mask = window if is_local and window is not None else group.visible
+            query, key, value = (each.unflatten(-1, (-1, module.head_dim)).transpose(1, 2) for each in rows)
+            repeats = query.shape[1] // key.shape[1]  # of keys and values that several queries share
+            if repeats > 1:
+                key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+            terms, context = Terms(scale=module.head_dim**-0.5), offsets_of(rows[0])
+            dropout = module.attention_dropout
+            return attend_as_stock(module, query, key, value, terms, context, mask, dropout, False)[0]
+
+        out = unpadded.batch.by_group(attend, *(each.flatten(2) for each in (query, key, value)))
+        return self.project_back(out), None
+
+    def project(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """Queries, keys and values, (1, T, H, d) each."""
+        module: Any = self
+        layers = (module.q_proj, module.k_proj, module.v_proj)
+        return [layer(states).unflatten(-1, (-1, module.head_dim)) for layer in layers]
+
+    def project_back(self, out: torch.Tensor) -> torch.Tensor:
+        """The output of the module, (1, T, D)."""
+        module: Any = self
+        projected: torch.Tensor = module.o_proj(out)
+        return projected
+
+
+class _ModernBertAttention(_Attention):
+    """The same with ModernBERT's one projection, and dropout after it."""
+
+    def project(self, states: torch.Tensor) -> list[torch.Tensor]:
+        module: Any = self
+        return list(module.Wqkv(states).unflatten(-1, (3, -1, module.head_dim)).unbind(2))
+
+    def project_back(self, out: torch.Tensor) -> torch.Tensor:
+        module: Any = self
+        projected: torch.Tensor = module.out_drop(module.Wo(out))
+        return projected
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    """The subclass of that name, made of the stock class that the registry says."""
+    from ..families.registry import LIVE
+
+    for family in LIVE:
+        for stock, ours in family.unpadding.items():
+            if family.code == "rotary" and ours == name:
+                mixin: type = _Model
+                if stock == family.attention:
+                    mixin = globals().get(f"_{stock}", _Attention)
+                fields = {"__module__": __name__, "__doc__": f"`{stock}` of stock, without padding."}
+                return globals().setdefault(name, type(name, (mixin, family.stock_class(stock)), fields))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
