@@ -52,6 +52,11 @@ STOCK: dict[str, dict[str, Any]] = {
     "xlnet": {"d_inner": 48, "d_head": 16},
     "t5": {"d_ff": 48, "d_kv": 16},
     "mt5": {"d_ff": 48, "d_kv": 16},
+    "modernbert": {"pad_token_id": 0, "local_attention": 8},
+    "nomic_bert": {},
+    "gte": {"pad_token_id": 0},
+    "eurobert": {"pad_token_id": 0},
+    "jina_embeddings_v3": {"pad_token_id": 0},
 }
 ELSEWHERE = """
 import sys

@@ -65,15 +65,28 @@ MODELS = RELATIVE_MODELS | {
     "ERNIE": (ErnieModel, ErnieConfig, SIZES),
     "DistilBERT": (DistilBertModel, DistilBertConfig, DISTIL | {"initializer_range": 0.3}),
 }
+# Released after the oldest supported Transformers are some of them.
+ROTARY = {
+    name: (getattr(transformers, f"{prefix}Model"), getattr(transformers, f"{prefix}Config"), {**SIZES, **fields})
+    for name, prefix, fields in (
+        ("ModernBERT", "ModernBert", {"local_attention": 16, "pad_token_id": 0}),
+        ("NomicBERT", "NomicBert", {}),
+        ("GTE", "Gte", {"pad_token_id": 0}),
+        ("EuroBERT", "EuroBert", {"num_key_value_heads": 2, "pad_token_id": 0}),
+        ("Jina v3", "JinaEmbeddingsV3", {"pad_token_id": 0}),
+    )
+    if hasattr(transformers, f"{prefix}Model")
+}
+MODELS |= ROTARY
 COPIES = ("BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "ERNIE", "DistilBERT")
 STOCK = ("v3", "v2 with projections of its own", "v2 absolute", "v1", "v1 absolute", "MPNet", "RoFormer")
-STOCK = (*COPIES, *STOCK, "RoFormer with rotated values", "T5", "mT5", "XLNet")
+STOCK = (*COPIES, *STOCK, "RoFormer with rotated values", "T5", "mT5", "XLNet", *ROTARY)
 # Padding matters to a convolution.
 KEPT = ("v2 with a convolution",)
 OWN = ("absolute", "relative_key", "deberta", "harmonic")
 EAGER = {"attn_implementation": "eager"}
-# One each: BERT's code, DistilBERT's, and the families with code of their own.
-FEW = ("BERT", "DistilBERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet")
+# One each: BERT's code, DistilBERT's, that of rotary models, and the families with code of their own.
+FEW = ("BERT", "DistilBERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet", "NomicBERT")
 FAST = Library(100.0, 200.0, 1e-7, 3e-7)
 LIBRARY = cpu_gemm.linear_library
 SLOW = Library(100.0, 50.0, 1e-7, 3e-7)
@@ -496,7 +509,7 @@ class Around(nn.Module):
 
 def attention_of(layer: nn.Module) -> nn.Module:
     """The module that attends: the first with a forward of its own that holds the projections."""
-    names = ("query", "q", "in_proj", "query_proj", "q_lin", "SelfAttention")
+    names = ("query", "q", "in_proj", "query_proj", "q_lin", "q_proj", "SelfAttention")
     return next(part for part in layer.modules() if any(name in dir(part) for name in names))
 
 
@@ -587,6 +600,8 @@ HEADED = {
     "XLNetForTokenClassification": ("xlnet", {"d_head": 16}),
     "T5EncoderModel": ("t5", {"d_kv": 16}),
     "MT5ForTokenClassification": ("mt5", {"d_kv": 16}),
+    "ModernBertForSequenceClassification": ("modernbert", {"pad_token_id": 0}),
+    "NomicBertForMaskedLM": ("nomic_bert", {}),
 }
 
 
@@ -606,8 +621,8 @@ def test_a_sample_is_compared_in_every_precision():
 
 def test_an_encoder_that_is_not_known_is_said():
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 50, "pad_token_id": 0}
-    model = transformers.ModernBertModel(transformers.ModernBertConfig(**sizes, intermediate_size=48))
-    assert "left the model (ModernBertModel): its attention and padding are not known here" in str(optimize(model))
+    model = transformers.FNetModel(transformers.FNetConfig(**sizes, intermediate_size=48))
+    assert "left the model (FNetModel): its attention and padding are not known here" in str(optimize(model))
 
 
 @pytest.mark.parametrize("name", ["BERT", "v3", "v1", "MPNet", "RoFormer", "harmonic"])
@@ -790,6 +805,8 @@ def test_dropout_is_drawn_in_training(name, which):
             module.p = 0.5
         if which == "attention" and type(module).__name__ == "AcceleratedT5Attention":
             module.dropout = 0.5
+        if which == "attention" and hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
     samples = [model(**inputs)[0] for _ in range(2)]
     assert is_unpadded(samples[0], inputs) and all(torch.isfinite(each).all() for each in samples)
     assert not torch.allclose(samples[0], samples[1]) and not torch.allclose(samples[0], expected)

@@ -161,6 +161,13 @@ INTERMEDIATE = {
     "XLMRobertaIntermediate": "transformers.models.xlm_roberta.modeling_xlm_roberta",
 }
 LIVE |= {name: Need(f"{module}:{name}.forward", (STATES,)) for name, module in INTERMEDIATE.items()}
+ROTARY_MODELS = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "eurobert": "EuroBert", "gte": "Gte"}
+for place, prefix in (ROTARY_MODELS | {"jina_embeddings_v3": "JinaEmbeddingsV3"}).items():
+    file, since = f"transformers.models.{place}.modeling_{place}", "5.23" if place == "gte" else None
+    inputs = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
+    LIVE[f"{prefix}Model"] = Need(f"{file}:{prefix}Model.forward", inputs, since)
+    LIVE[f"{prefix}Attention"] = Need(f"{file}:{prefix}Attention.forward", (STATES, "position_embeddings"), since)
+    LIVE[f"rotate {prefix}"] = Need(f"{file}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim"), since)
 LIVE["GELUActivation"] = Need("transformers.activations:GELUActivation")
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = Need(

@@ -89,7 +89,9 @@ def _batch(model: Any, given: dict[str, Any]) -> UnpaddedBatch | None:
     positions = given.get("position_ids")
     if positions is not None and (positions.dim() != 2 or positions.shape[0] not in (1, tokens.shape[0])):
         return None
-    return unpadded(model, tokens, mask, given, by_row=True)
+    wanted = {name: getattr(model.config, name, False) for name in ("output_hidden_states", "output_attentions")}
+    said = {name: value for name, value in given.items() if value is not None}
+    return unpadded(model, tokens, mask, wanted | said, by_row=True)
 
 
 def _windows(model: Any, batch: UnpaddedBatch) -> tuple[SlidingWindowMask | None, ...]:

@@ -58,6 +58,7 @@ T5 = {"vocab_size": 1000, "num_layers": 2, "d_model": 768, "d_ff": 2048, "num_he
 GATED = {"feed_forward_proj": "gated-gelu"}  # of v1.1; the gradient of ReLU jumps at rounding errors
 XLNET = {"vocab_size": 1000, "n_layer": 2, "d_model": 768, "d_inner": 3072, "n_head": 12, "dropout": 0.0}
 DISTIL = {"vocab_size": 1000, "n_layers": 2, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "dropout": 0.0}
+ROTARY = {**SIZES, "pad_token_id": 0, "attention_dropout": 0.0}
 FAMILIES = {  # class, configuration
     "DeBERTa v3": ("DebertaV2Model", {**SIZES, **RELATIVE, **V3}),
     "DeBERTa v1": ("DebertaModel", {**SIZES, **RELATIVE, "max_relative_positions": 512}),
@@ -68,8 +69,13 @@ FAMILIES = {  # class, configuration
     "RoFormer": ("RoFormerModel", SIZES),
     "T5 encoder": ("T5EncoderModel", {**T5, **GATED}),
     "XLNet": ("XLNetModel", XLNET),
+    "ModernBERT": ("ModernBertModel", {**ROTARY, "intermediate_size": 1152}),
+    "NomicBERT": ("NomicBertModel", ROTARY),
+    "GTE": ("GteModel", ROTARY),
+    "EuroBERT": ("EuroBertModel", ROTARY),
+    "Jina v3": ("JinaEmbeddingsV3Model", ROTARY),
 }
-ABSOLUTE = ("BERT", "RoBERTa", "DistilBERT")  # no relative attention to accelerate
+ABSOLUTE = ("BERT", "RoBERTa", "DistilBERT", "ModernBERT", "NomicBERT", "GTE", "EuroBERT", "Jina v3")  # no relative attention to accelerate
 FULL = {"1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
 LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention is most of the time; one round
 PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
