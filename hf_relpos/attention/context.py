@@ -27,6 +27,7 @@ class AttentionContext:
         positions: (B, K), the position of each key if it is not the key's index in the row; None for consecutive
             tokens, which is the fast case. The queries are the L keys from `start` on.
         max_distance: the largest |r| possible with `positions`; only read with `positions`.
+        longest: tokens of a row of the batch of which the L are a group without its padding; None for K.
         keys: (K,), the index of each key, and its column of `positions`, if the call has only some keys of its rows;
             None means 0, 1, 2, …
         grid: (B, L, 2), row and column of each token of an image, negative for tokens outside of it; or None.
@@ -46,6 +47,7 @@ class AttentionContext:
     start: int | torch.Tensor = 0
     positions: torch.Tensor | None = None
     max_distance: int = 0
+    longest: int | None = None
     keys: torch.Tensor | None = None
     grid: torch.Tensor | None = None
     token_type_ids: torch.Tensor | None = None

@@ -162,7 +162,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
 
 def _is_from(came_from: Mapping[str, Any], name: str, family: Family) -> bool:
     """Whether `converted_from` names the family or, for BERT's model_type, has the field that marks it."""
-    if came_from.get("model_type") == "bert":
+    if came_from.get("model_type") == family.marks and family.signature_tensors:
         return bool(family.marked(came_from, ()))
     return came_from.get("model_type") == name
 

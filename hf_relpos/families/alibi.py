@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..models.checks import FEED_FORWARD_TYPES
-from .errors import ConversionError
 from .family import ALL, Family, Layout, Positions, Tensors, renamed
+from .fused import PROJECTIONS, join_rows, split_rows
 from .names import Rule
 
 
@@ -32,7 +32,6 @@ JINA_CODE = ".mlp.up_gated_layer."
 ABSOLUTE_TABLE, CODE_VARIANT = "_absolute_table", "_code_variant"
 
 FUSED = ".attention.self.Wqkv."
-PROJECTIONS = tuple(f".attention.self.{name}." for name in ("query", "key", "value"))
 
 
 def _alibi(config: Mapping[str, Any]) -> Positions:
@@ -120,24 +119,8 @@ def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
 
 
 def split_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Split `Wqkv` (3·D, …) into the projections of queries, keys and values, in this order.
-
-    Raises:
-        ConversionError: for a tensor whose number of rows is not three times `hidden_size`.
-    """
-    split: dict[str, torch.Tensor] = {}
-    rows = 3 * config.get("hidden_size", 768)
-    for name, tensor in tensors.items():
-        if FUSED not in name:
-            split[name] = tensor
-            continue
-        if len(tensor) != rows:
-            raise ConversionError(
-                f"{name} has {len(tensor)} rows, and hidden_size = {rows // 3} makes it {rows}; correct config.json "
-                "or take the weights that belong to it"
-            )
-        split |= {name.replace(FUSED, own): part for own, part in zip(PROJECTIONS, tensor.chunk(3), strict=True)}
-    return split
+    """Split `Wqkv` (3·D, …) into the projections of queries, keys and values, in this order."""
+    return split_rows(tensors, FUSED, PROJECTIONS, config.get("hidden_size", 768))
 
 
 def gated_names(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -149,18 +132,10 @@ def gated_names(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.
 
 def join_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     """The inverse of `split_projections`, with the names of the original code, whose head has one bias."""
-    joined: dict[str, torch.Tensor] = {}
-    query, *others = PROJECTIONS
     tensors = gated_names(config, tensors)
     if "cls.predictions.decoder.bias" in tensors:
         tensors.pop("cls.predictions.bias", None)
-    for name, tensor in tensors.items():
-        if query in name:
-            parts = [tensor, *(tensors[name.replace(query, other)] for other in others)]
-            joined[name.replace(query, FUSED)] = torch.cat(parts)
-        elif not any(other in name for other in others):
-            joined[name] = tensor
-    return joined
+    return join_rows(tensors, FUSED, PROJECTIONS)
 
 
 FAMILIES: dict[str, Family] = {

@@ -242,10 +242,11 @@ class Family:
         unpack: function from configuration and tensors, by their names in a file, to tensors that correspond to BERT's
             one to one, such as for joint projections; names that `rules` cover do not change. None if all are covered.
         pack: the inverse of `unpack`.
-        marker: field that marks the family, if true, in a file whose `model_type` is "bert"; None for none.
+        marks: the `model_type` of files that field or tensors mark as of this family.
+        marker: field that marks the family, if true, in such a file; None for none.
         not_marking: values of that field that do not mark it, since configurations of this package have them.
         signature_tensors: regular expressions, each of which matches the name of some tensor, that mark the family in
-            a file whose `model_type` is "bert"; () for none.
+            such a file; () for none.
         told_by_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
@@ -278,6 +279,7 @@ class Family:
     fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     unpack: Callable[[Mapping[str, Any], Tensors], dict[str, torch.Tensor]] | None = None
     pack: Callable[[Mapping[str, Any], Tensors], dict[str, torch.Tensor]] | None = None
+    marks: str = "bert"
     marker: str | None = None
     not_marking: tuple[str, ...] = ()
     signature_tensors: tuple[str, ...] = ()
@@ -299,7 +301,7 @@ class Family:
         return {stem + suffix: COUNTERPARTS[suffix] for stem in self.class_prefixes for suffix in suffixes}
 
     def marked(self, config: Mapping[str, Any], names: Iterable[str]) -> str:
-        """The field or tensor that marks a checkpoint with BERT's model_type as one of this family; empty for none.
+        """The field or tensor that marks a checkpoint with another model_type as one of this family; empty for none.
 
         Args:
             names: names of its tensors.

@@ -3,19 +3,20 @@
 This covers families whose layout or positions differ from stock BERT's; Transformers reads the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..models.checkpoint_files import variant_name
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot
-from .names import is_buffer
+from .family import Family
+from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, Head, recognise
 from .registry import FAMILIES
 from .registry import resemblance as resemblance
@@ -35,14 +36,28 @@ NOT_KEPT = (
 # Arguments of downloads; `subfolder` becomes a part of the path.
 DOWNLOAD_ARGUMENTS = tuple(name for name in HUB_ARGUMENTS if name not in ("proxies", "subfolder"))
 DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
+# Values of `model_type` of checkpoints that may be of another architecture, by their tensors.
+MARKED = {family.marks for family in DIRECT if family.signature_tensors}
 
 
 def _told_by_config(config: Mapping[str, Any]) -> bool:
     """Whether the configuration shows that the checkpoint belongs to one of these families."""
+    return _family_of(config) is not None
+
+
+def _family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
+    """The family of these that configuration or tensors show; None for none."""
     model_type = str(config.get("model_type", "bert"))
-    if model_type == "bert":
-        return any(family.marked(config, ()) for family in DIRECT)
-    return FAMILIES.get(model_type) in DIRECT
+    marked = (family for family in DIRECT if family.marks == model_type and family.marked(config, names))
+    known = FAMILIES.get(model_type)
+    return next(marked, known if known in DIRECT else None)
+
+
+def replaces_own_code(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint of one of these families would run code of its own, for lack of a class in Transformers."""
+    family = _family_of(config)
+    own_code = "auto_map" in config or config.get("model_type", "bert") not in CONFIG_MAPPING
+    return family is not None and family.stock is None and own_code
 
 
 def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -85,19 +100,19 @@ def state_dict(
     if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return None
     model_type = config.get("model_type", "bert")
-    if not (_told_by_config(config) or (by_tensors and model_type == "bert")):
+    if not (_told_by_config(config) or (by_tensors and model_type in MARKED)):
         return None
     # as in Transformers, whose unpickler also makes tensors only
     allow_pickle = arguments.get("use_safetensors") is not True
     variant = arguments.get("variant")
     folder = _folder(source, hub, variant)
     stored = read_tensors(folder, allow_pickle, variant)
-    if model_type == "bert" and not any(family.marked(config, stored) for family in DIRECT):
+    if _family_of(config, stored) is None:
         return None
     spec = recognise(folder, config, stored)
     spec = _with_head(spec, architecture)
     tensors = {
-        renamed: tensor
+        renamed: tensor[spec.cut :] if is_table(renamed) else tensor
         for name, tensor in spec.unpack(stored).items()
         for renamed in spec.rename(name, base=architecture == "BertModel")
         if not is_buffer(renamed)

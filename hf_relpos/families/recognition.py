@@ -150,10 +150,9 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         )
     names = list(names)
     family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"
-    if model_type == "bert":
-        for name, candidate in FAMILIES.items():
-            if found := candidate.marked(config, names):
-                family, mark = candidate, f"{found} marks a {name.upper()}"
+    for name, candidate in FAMILIES.items():
+        if candidate.marks == model_type and (found := candidate.marked(config, names)):
+            family, mark = candidate, f"{found} marks a {name.upper()}"
     _check_types(folder, config, family.types)
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**family.defaults, **without_local_paths(config)}

@@ -14,12 +14,15 @@ from . import (
     distilbert,
     electra,
     ernie,
+    gte,
     mpnet,
     nezha,
+    nomic,
     roberta,
     roformer,
     rotary,
     t5,
+    xlm_roberta_flash,
     xlnet,
 )
 from .bert import OWN as OWN
@@ -40,6 +43,9 @@ FAMILIES: dict[str, Family] = {
     **deberta.FAMILIES,
     **roformer.FAMILIES,
     **xlnet.FAMILIES,
+    **gte.FAMILIES,
+    **nomic.FAMILIES,
+    **xlm_roberta_flash.FAMILIES,
 }
 # Encoders of live models that can be accelerated.
 LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *t5.LIVE, *rotary.LIVE)
@@ -69,7 +75,7 @@ def layout_of(names: Iterable[str]) -> Layout | None:
 def model_types(layout: Layout) -> list[str]:
     """Values of `model_type` of checkpoints with a layout."""
     names = [name for name, family in FAMILIES.items() if family.layout == layout]
-    return list(dict.fromkeys("bert" if FAMILIES[name].stock is None else name for name in names))
+    return list(dict.fromkeys(FAMILIES[name].marks if FAMILIES[name].signature_tensors else name for name in names))
 
 
 def resemblance(names: Iterable[str], source: object, model_type: str = "") -> str:

@@ -725,9 +725,11 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         token_type_ids: torch.Tensor | None,
         relation_ids: torch.Tensor | None,
         cache: Cache | None = None,
+        longest: int | None = None,
     ) -> AttentionInputs:
         """What the layers share; of the hidden states, (B, L, D), only shape, dtype and device are read."""
-        context = replace(metadata.context(token_type_ids, relation_ids), device=hidden_states.device)
+        context = metadata.context(token_type_ids, relation_ids)
+        context = replace(context, device=hidden_states.device, longest=longest)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:
@@ -764,7 +766,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             0,
             None,
         )
-        return self._attention_inputs(metadata, states, mask, group.of(token_type_ids), relation_ids)
+        types, longest = group.of(token_type_ids), hidden_states.shape[1]
+        return self._attention_inputs(metadata, states, mask, types, relation_ids, longest=longest)
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:

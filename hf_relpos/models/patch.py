@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 import transformers
-from transformers import BertConfig, BertModel, BertPreTrainedModel, PreTrainedConfig
+from transformers import AutoConfig, BertConfig, BertModel, BertPreTrainedModel, PreTrainedConfig
 from transformers.utils import logging
 
 from ..host.transformers import BertAttention, BertEmbeddings, BertEncoder, BertLayer, BertSelfAttention
@@ -97,6 +97,9 @@ def patch_transformers() -> Patch:
 
     - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and code that calls them;
     - `AutoModelForX.from_config(config)` and `BertForX(config)`.
+
+    So do the Auto classes for checkpoints that name code of their own for an architecture that is read here (GTE,
+    JinaBERT v2); that code is not run, whatever `trust_remote_code` says.
 
     The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they remain valid after
     the patch. Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected
@@ -190,6 +193,29 @@ def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) 
     return model
 
 
+def _routed_auto_config() -> "classmethod[Any, ..., Any]":
+    """`AutoConfig.from_pretrained`: ours for an architecture whose own code a checkpoint names, which is not run."""
+    before = vars(AutoConfig)["from_pretrained"]
+
+    @functools.wraps(before.__func__)
+    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        inherited = before.__get__(None, cls)
+        if not _active:
+            return inherited(pretrained_model_name_or_path, *args, **kwargs)
+        hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+        try:
+            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+        except OSError:  # no such file or repository: the stock class raises a better error
+            return inherited(pretrained_model_name_or_path, *args, **kwargs)
+        families = installed("families.loading")
+        if families is None or not families.replaces_own_code(saved):
+            return inherited(pretrained_model_name_or_path, *args, **kwargs)
+        given = {name: value for name, value in kwargs.items() if name not in ("trust_remote_code", "code_revision")}
+        return RelPosBertConfig.from_pretrained(pretrained_model_name_or_path, *args, **given)
+
+    return classmethod(from_pretrained)
+
+
 def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
     """`__init__` for a stock head: an exact instance becomes one of ours if its configuration is relative."""
     before = stock.__init__
@@ -278,6 +304,7 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
 
 
 def _install() -> None:
+    _replace(AutoConfig, "from_pretrained", _routed_auto_config())
     for stock, ours in STOCK_HEADS.items():
         _replace(stock, "__init__", _routed_init(stock, ours))
         _replace(stock, "from_pretrained", _routed_from_pretrained(stock, ours))

@@ -1,5 +1,6 @@
 """Rotary positions (Su et al., RoFormer, arXiv 2104.09864, eq. 15 and 34)."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from .scheme import Option, Scheme, choice, is_number
+from .scheme import Option, Scheme, choice, is_count, is_number
 
 
 class RoPE(Scheme, name="rope"):
@@ -20,6 +21,9 @@ class RoPE(Scheme, name="rope"):
 
     For longer inputs, `linear` divides positions by `factor` (position interpolation, arXiv 2306.15595). `ntk`
     multiplies the base by factor^(w/(w−2)), which leaves the fastest plane alone and slows the slowest by `factor`.
+    `dynamic` does nothing up to `trained` tokens. For the L tokens of a longer row, the longest of the batch with its
+    padding, it multiplies the base by (factor · L / trained − (factor − 1))^(w/(w−2)), as NomicBERT's code does: what
+    is computed for a row depends on the longest one beside it.
     Rotated values, an option of RoFormer's code, are not implemented: the output would depend on absolute positions.
     """
 
@@ -36,8 +40,13 @@ class RoPE(Scheme, name="rope"):
             help="share of each head that is rotated, its first components; above 0, at most 1",
             accepts=lambda value: is_number(value) and value <= 1,
         ),
-        "scaling": choice(None, "linear", "ntk", help="how to reach positions past the trained range"),
+        "scaling": choice(None, "linear", "ntk", "dynamic", help="how to reach positions past the trained range"),
         "factor": Option(default=1.0, help="how many times longer, a positive number", accepts=is_number),
+        "trained": Option(
+            default=None,
+            help="tokens from which on `dynamic` scales; a positive integer, or None for max_position_embeddings",
+            accepts=lambda value: value is None or is_count(value),
+        ),
     }
 
     @classmethod
@@ -50,19 +59,27 @@ class RoPE(Scheme, name="rope"):
                 f"position_options['rotary_fraction'] = {resolved['rotary_fraction']} rotates {width} of the "
                 f"{head_size} components of a head; planes have two each, so choose a fraction that makes it even"
             )
-        if (resolved["scaling"] is None) != (resolved["factor"] == 1):
+        if resolved["scaling"] != "dynamic" and (resolved["scaling"] is None) != (resolved["factor"] == 1):
             raise ValueError(
                 f"position_options['scaling'] = {resolved['scaling']!r} with factor = {resolved['factor']}: give "
                 "both, the factor other than 1, or neither"
             )
+        if resolved["trained"] is not None and resolved["scaling"] != "dynamic":
+            raise ValueError(
+                f"position_options['trained'] = {resolved['trained']} with scaling = {resolved['scaling']!r} has no "
+                "effect; leave it out, or set scaling = 'dynamic'"
+            )
+        if resolved["scaling"] == "dynamic" and resolved["trained"] is None:
+            resolved["trained"] = config.max_position_embeddings
         return resolved
 
-    def rotate(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def rotate(self, vectors: torch.Tensor, positions: torch.Tensor, length: int = 0) -> torch.Tensor:
         """Apply R_p to every vector.
 
         Args:
             vectors: (B, H, N, d).
             positions: (N,) or (B, N).
+            length: tokens of the longest row, for `dynamic`.
 
         Returns:
             (B, H, N, d).
@@ -76,6 +93,9 @@ class RoPE(Scheme, name="rope"):
             positions = positions / options["factor"]
         elif options["scaling"] == "ntk":
             base = base * options["factor"] ** (width / max(width - 2, 1))
+        elif options["scaling"] == "dynamic" and length > options["trained"]:
+            longer = options["factor"] * length / options["trained"] - (options["factor"] - 1)
+            base = base * longer ** (width / max(width - 2, 1))
         steps = torch.arange(0, width, 2, device=positions.device, dtype=positions.dtype) / width
         angles = positions[..., None] * base**-steps  # (N, w/2) or (B, N, w/2)
         angles = angles if angles.dim() == 2 else angles[:, None]
@@ -88,4 +108,6 @@ class RoPE(Scheme, name="rope"):
         return turned if width == self.head_size else torch.cat([turned, rest], dim=-1)
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(rotate=self.rotate)
+        if self.settings["scaling"] != "dynamic":
+            return Terms(rotate=self.rotate)
+        return Terms(rotate=functools.partial(self.rotate, length=context.longest or context.key_length))

@@ -1,0 +1,204 @@
+"""NomicBERT: nomic-embed-text-v1 and v1.5, snowflake-arctic-embed-m-long, CodeRankEmbed.
+
+The original code is named in `auto_map` (nomic-ai/nomic-bert-2048), with GPT-2's names in config.json; Transformers
+has the same tensors, and other names there. Post-LN, SwiGLU, hardly any biases, rotations of half a head with the
+other half, whose base the original raises for batches of more tokens than it was trained on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .errors import ConversionError
+from .family import Family, Layout, Positions, Tensors, renamed
+from .fused import PROJECTIONS, join_rows, rope_options, rope_scaling, split_rows
+from .names import Rule
+
+
+THEIRS = {
+    "attn.out_proj": "attention.output.dense",
+    "mlp.fc2": "output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "norm2": "output.LayerNorm",
+    "emb_ln": "embeddings.LayerNorm",
+    "cls.predictions.transform.layer_norm": "cls.predictions.transform.LayerNorm",
+}
+FUSED, DENSE = ".attn.Wqkv.", ".intermediate.dense."
+GATE, UP = ".mlp.fc12.", ".mlp.fc11."
+LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
+# Linear layers that have no bias here where it is zero.
+BIASED = (".attention.output.dense.", ".output.dense.")
+ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
+BERTS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+}
+# Fields of the original code that have to be false, or this.
+ONLY: dict[str, Any] = {
+    "prenorm": False,
+    "use_rms_norm": False,
+    "parallel_block": False,
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+    "rotary_emb_scale_base": None,
+    "num_experts": 0,
+}
+DEFAULTS = {
+    "vocab_size": 30528,
+    "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def _size(config: Mapping[str, Any]) -> int:
+    return int(config.get("n_embd", config.get("hidden_size", 768)))
+
+
+def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in tensors.items()}
+    found = split_rows(found, FUSED, PROJECTIONS, _size(config))
+    for name in [name for name in found if GATE in name]:
+        up = name.replace(GATE, UP)
+        if up not in found:
+            raise ConversionError(f"{up} is not there, and {name} is; restore the file")
+        found[name.replace(GATE, DENSE)] = torch.cat([found.pop(name), found.pop(up)])
+    for name in [name for name in found if name.endswith((".attn.out_proj.weight", ".mlp.fc2.weight"))]:
+        tensor = found[name]
+        found.setdefault(f"{name.removesuffix('weight')}bias", tensor.new_zeros(len(tensor)))
+    return found
+
+
+def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    is_encoder = not any(name.startswith("bert.") for name in tensors)
+    prefix = "bert." if "n_embd" in config else "nomic_bert."
+    kept = {name: tensor for name, tensor in tensors.items() if not (is_encoder and name.startswith("pooler."))}
+    ours = {f"{our}.": f"{their}." for their, our in THEIRS.items()}
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in join_rows(kept, FUSED, PROJECTIONS).items():
+        their = f"{prefix}{name.removeprefix('bert.')}" if name.startswith("bert.") else name
+        their = their.replace(OUR_LAYER, LAYER)
+        if DENSE in their:
+            gate, up = tensor.chunk(2)
+            packed |= {their.replace(DENSE, UP): up, their.replace(DENSE, GATE): gate}
+            continue
+        our = next((each for each in ours if each in their), "")
+        if name.endswith("bias") and any(each in name for each in BIASED) and not _has_bias(config, name):
+            if bool(tensor.any()):
+                raise ConversionError(f"{name} was trained, and NomicBERT has no such bias; keep the model as it is")
+            continue
+        packed[their.replace(our, ours[our]) if our else their] = tensor
+    return packed
+
+
+def _has_bias(config: Mapping[str, Any], name: str) -> bool:
+    return bool(config.get("qkv_proj_bias" if ".attention." in name else "mlp_fc2_bias", False))
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"feed_forward_type": "glu"}
+    if not config.get("qkv_proj_bias", False):
+        fields["attention_biases"] = []
+    if "activation_function" in config:
+        fields["hidden_act"] = ACTIVATIONS[config["activation_function"]]
+    return fields
+
+
+def _positions(config: Mapping[str, Any]) -> Positions:
+    berts = {
+        "hidden_size": _size(config),
+        "num_attention_heads": config.get("n_head", config.get("num_attention_heads", 12)),
+    }
+    options = rope_options({**config, **berts}, config.get("rotary_emb_base", 1000.0))
+    if config.get("rotary_emb_interleaved"):
+        options["pairing"] = "adjacent"
+    if (share := config.get("rotary_emb_fraction", 1.0)) != 1.0:
+        options["rotary_fraction"] = share
+    if factor := config.get("rotary_scaling_factor"):
+        options |= {
+            "scaling": "dynamic",
+            "factor": float(factor),
+            "trained": config.get("max_trained_positions", 2048),
+        }
+    return Positions(absolute=False, scheme="rope", options=options)
+
+
+def _unsupported_reason(config: Mapping[str, Any]) -> str:
+    if config.get("num_experts"):
+        return (
+            f"num_experts = {config['num_experts']!r}: a mixture of experts has no counterpart here. Its own code "
+            "reads it; Transformers' class nomic_bert does not, and starts new feed-forward parts without an error"
+        )
+    for name, value in ONLY.items():
+        if config.get(name) not in (None, value):
+            return f"{name} = {config[name]!r}: only {value!r} has a counterpart here; its own code reads the others"
+    if config.get("activation_function", "swiglu") not in ACTIVATIONS:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        return f"activation_function = {config['activation_function']!r}: only {known} have a counterpart here"
+    if config.get("rotary_emb_fraction", 1.0) == 0:
+        return "rotary_emb_fraction = 0: with absolute positions it is another model, which only its own code reads"
+    if rope_scaling(config)[0] not in (None, "linear"):
+        return f"rope_parameters = {config.get('rope_parameters')!r}: only 'default' and 'linear' are read here"
+    return ""
+
+
+FAMILIES: dict[str, Family] = {
+    "nomic_bert": Family(
+        class_prefixes=("NomicBert",),
+        suffixes=("Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+        rules=(
+            Rule("nomic_bert.*", "bert.*"),
+            Rule("emb_ln.*", "bert.emb_ln.*"),
+            *renamed({their: our for their, our in THEIRS.items() if not their.startswith(("cls", "emb"))}),
+            Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
+            Rule("cls.predictions.transform.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
+        ),
+        stock=None,
+        defaults=DEFAULTS,
+        dropped_fields=(
+            *ONLY,
+            "activation_function",
+            "dense_seq_output",
+            "embd_pdrop",
+            "fused_bias_fc",
+            "fused_dropout_add_ln",
+            "head_dim",
+            "max_trained_positions",
+            "mlp_fc2_bias",
+            "pad_vocab_size_multiple",
+            "parallel_block_tied_norm",
+            "qkv_proj_bias",
+            "reorder_and_upcast_attn",
+            "rope_parameters",
+            "rope_scaling",
+            "rope_theta",
+            "rotary_emb_base",
+            "rotary_emb_fraction",
+            "rotary_emb_interleaved",
+            "rotary_scaling_factor",
+            "use_flash_attn",
+            "use_xentropy",
+        ),
+        renamed_fields=BERTS,
+        legacy_types=(),
+        positions=_positions,
+        fields=_fields,
+        unpack=_unpack,
+        pack=_pack,
+        read_directly=True,
+        unsupported_reason=_unsupported_reason,
+        title="NomicBERT: nomic-embed-text-v1, v1.5",
+        published={"rotary_scaling_factor": 2.0, "n_positions": 8192},
+        layout=Layout("NomicBERT", (r"\.attn\.Wqkv\.", r"\.mlp\.fc1[12]\.")),
+    ),
+}

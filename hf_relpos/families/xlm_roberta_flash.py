@@ -1,0 +1,204 @@
+"""XLM-RoBERTa in the layout of flash-attention: jina-embeddings-v3, jina-colbert-v2, jina-reranker-v2.
+
+The original code is named in `auto_map` (jinaai/xlm-roberta-flash-implementation), model_type is XLM-RoBERTa's.
+Transformers saves jina-embeddings-v3 in the same layout. Positions are rotations, or, in the reranker, absolute.
+
+jina-embeddings-v3 has LoRA weights for each of its tasks as parametrizations. They are merged for the task that the
+field `lora_task` of config.json names, as its code does while it computes; without one they are left out, as its code
+does without a task.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .errors import ConversionError
+from .family import SPECIAL_TOKENS, Family, Layout, Positions, Tensors, pad_token, renamed
+from .fused import PROJECTIONS, join_rows, rope_options, rope_scaling, split_rows
+from .names import Rule
+
+
+THEIRS = {
+    "mixer.out_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "norm2": "output.LayerNorm",
+}
+HEAD = {
+    "roberta": "bert",
+    "classifier.dense": "bert.pooler.dense",
+    "classifier.out_proj": "classifier",
+    "lm_head.dense": "cls.predictions.transform.dense",
+    "lm_head.layer_norm": "cls.predictions.transform.LayerNorm",
+    "lm_head.decoder": "cls.predictions.decoder",
+}
+FUSED = ".mixer.Wqkv."
+LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
+ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
+TABLE = "embeddings.position_embeddings.weight"
+
+
+def _is_rotary(config: Mapping[str, Any]) -> bool:
+    kind = "rotary" if config.get("model_type") == "jina_embeddings_v3" else "absolute"
+    return bool(config.get("position_embedding_type", kind) == "rotary")
+
+
+def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Tensors with the LoRA weights of the field `lora_task` in them, or without any.
+
+    Each is W + α / r · B A, with the matrices of the task; for embeddings with A and B exchanged.
+
+    Raises:
+        ConversionError: for a task that `lora_adaptations` does not list.
+    """
+    task, tasks = config.get("lora_task"), config.get("lora_adaptations") or []
+    if task is not None and task not in tasks:
+        raise ConversionError(f"lora_task = {task!r} is not one of lora_adaptations: {', '.join(map(repr, tasks))}")
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith((LORA_A, LORA_B)):
+            continue
+        stem = name.removesuffix(ORIGINAL)
+        if stem == name:
+            found[name] = tensor
+            continue
+        if task is not None:
+            left, right = (tensors[f"{stem}{part}"][tasks.index(task)].float() for part in (LORA_B, LORA_A))
+            change = left @ right if "embeddings" not in stem else right @ left
+            scale = config.get("lora_alpha", 1) / config.get("lora_rank", 4)
+            tensor = (tensor.float() + scale * change.view(tensor.shape)).to(tensor.dtype)
+        found[f"{stem}.weight"] = tensor
+    return found
+
+
+def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in merged(config, tensors).items()}
+    return split_rows(found, FUSED, PROJECTIONS, config.get("hidden_size", 768))
+
+
+def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    if config.get("lora_adaptations"):
+        raise ConversionError(
+            f"lora_adaptations = {config['lora_adaptations']!r}: the LoRA weights of its tasks are merged or left "
+            "out, and cannot be written back; keep the original"
+        )
+    ours = {f"{our}.": f"{their}." for their, our in THEIRS.items()}
+    heads = {f"{our}.": f"{their}." for their, our in HEAD.items() if our != "classifier"}
+    is_classifier = {"classifier.weight", "bert.pooler.dense.weight"} <= tensors.keys()
+    packed = {}
+    for name, tensor in join_rows(tensors, FUSED, PROJECTIONS).items():
+        their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
+        our = next((each for each in ours if each in their), "")
+        their = their.replace(our, ours[our]) if our else their
+        if is_classifier and their.startswith("classifier."):
+            their = their.replace("classifier.", "classifier.out_proj.")
+        elif is_classifier or not their.startswith("bert.pooler."):
+            head = next((each for each in sorted(heads, key=len, reverse=True) if their.startswith(each)), "")
+            their = heads[head] + their.removeprefix(head) if head else their
+        packed[their] = tensor
+    if "lm_head.decoder.bias" in packed:
+        packed["lm_head.bias"] = packed.pop("lm_head.decoder.bias")
+        packed.pop("cls.predictions.bias", None)
+    return packed
+
+
+def _positions(config: Mapping[str, Any]) -> Positions:
+    if not _is_rotary(config):
+        return Positions()
+    sizes = {"hidden_size": 768, "num_attention_heads": 12} | dict(config)
+    return Positions(
+        absolute=False, scheme="rope", options=rope_options(sizes, config.get("rotary_emb_base", 20000.0))
+    )
+
+
+def _unsupported_reason(config: Mapping[str, Any]) -> str:
+    kind = config.get("position_embedding_type", "absolute")
+    if kind not in ("absolute", "rotary"):
+        return f"position_embedding_type = {kind!r}: only 'absolute' and 'rotary' are read here"
+    if rope_scaling(config)[0] not in (None, "linear"):
+        return f"rope_parameters = {config.get('rope_parameters')!r}: only 'default' and 'linear' are read here"
+    return ""
+
+
+def _family(prefix: str, title: str, **fields: Any) -> Family:
+    return Family(
+        class_prefixes=(prefix,),
+        suffixes=(
+            "Model",
+            "ForMaskedLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+            "ForQuestionAnswering",
+        ),
+        rules=(
+            *(Rule(f"{their}.*", f"{our}.*") for their, our in HEAD.items()),
+            Rule("lm_head.*", "cls.predictions.*"),
+            *renamed(THEIRS),
+            Rule("emb_ln.*", "bert.emb_ln.*"),
+            Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
+        ),
+        stock=None,
+        dropped_fields=(
+            "emb_pooler",
+            "fused_bias_fc",
+            "load_trained_adapters",
+            "lora_adaptations",
+            "lora_alpha",
+            "lora_dropout_p",
+            "lora_main_params_trainable",
+            "lora_rank",
+            "lora_task",
+            "matryoshka_dimensions",
+            "position_embedding_type",
+            "rope_parameters",
+            "rope_scaling",
+            "rope_theta",
+            "rotary_emb_base",
+            "task_instructions",
+            "truncate_dim",
+            "use_flash_attn",
+            "use_reentrant",
+        ),
+        legacy_types=(),
+        always_gelu=True,
+        positions=_positions,
+        position_types=("rotary",),
+        unpack=_unpack,
+        pack=_pack,
+        read_directly=True,
+        unsupported_reason=_unsupported_reason,
+        title=title,
+        **fields,
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "xlm_roberta_flash": _family(
+        "XLMRoberta",
+        "jina-embeddings-v3, jina-colbert-v2, jina-reranker-v2",
+        marks="xlm-roberta",
+        marker="use_flash_attn",
+        signature_tensors=(r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\."),
+        defaults={"vocab_size": 250002, **SPECIAL_TOKENS},
+        padding=lambda config: -1 if _is_rotary(config) else pad_token(config),
+        published={"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
+        layout=Layout("XLM-RoBERTa for flash attention", (r"\.mixer\.Wqkv\.",)),
+    ),
+    "jina_embeddings_v3": _family(
+        "JinaEmbeddingsV3",
+        "jina-embeddings-v3 as Transformers saves it",
+        defaults={
+            "vocab_size": 250002,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "max_position_embeddings": 8194,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            **SPECIAL_TOKENS,
+        },
+    ),
+}

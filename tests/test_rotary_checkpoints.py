@@ -1,0 +1,388 @@
+"""GTE, NomicBERT and XLM-RoBERTa for flash attention: read and written beside Transformers' own classes.
+
+The original layouts differ from Transformers' by config.json and prefixes alone (`original`). What Transformers'
+classes lack, rotations past the trained length and weights of tasks, is compared with the equations of the original.
+"""
+
+import json
+import math
+
+import pytest
+import torch
+import transformers
+from oracles import tiny_model
+from safetensors.torch import load_file, save_file
+
+import hf_relpos
+from hf_relpos import RelPosBertConfig, RelPosBertModel, convert, export_checkpoint, patch_transformers
+from hf_relpos.conversion import ConversionError
+from hf_relpos.conversion.inspect_checkpoint import inspect_checkpoint
+from hf_relpos.families.fused import rope_options
+from hf_relpos.families.loading import state_dict
+
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 32,
+}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}  # stock rotates by angles in float32
+CODE = {"auto_map": {"AutoConfig": "user/code--configuration.Config", "AutoModel": "user/code--modeling.Model"}}
+NEW = {
+    **SIZES,
+    **CODE,
+    "model_type": "new",
+    "max_position_embeddings": 8192,
+    "pad_token_id": 1,
+    "pack_qkv": True,
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+    "position_embedding_type": "rope",
+    "rope_theta": 160000.0,
+    "type_vocab_size": 1,
+    "unpad_inputs": False,
+    "use_memory_efficient_attention": False,
+}
+NOMIC = {
+    **CODE,
+    "model_type": "nomic_bert",
+    "vocab_size": 50,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_inner": 32,
+    "n_positions": 8192,
+    "activation_function": "swiglu",
+    "causal": False,
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 2048,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": 2,
+    "scale_attn_weights": True,
+    "type_vocab_size": 2,
+    "use_rms_norm": False,
+}
+FLASH = {
+    **SIZES,
+    **CODE,
+    "model_type": "xlm-roberta",
+    "max_position_embeddings": 8194,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "position_embedding_type": "rotary",
+    "rotary_emb_base": 20000.0,
+    "type_vocab_size": 1,
+    "use_flash_attn": True,
+}
+# Prefix of Transformers' classes and of tensors; the same in the original; config.json there; heads.
+LAYOUTS = {
+    "gte": ("Gte", "gte.", "New", "new.", NEW),
+    "nomic_bert": ("NomicBert", "nomic_bert.", "NomicBert", "bert.", NOMIC),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", "roberta.", "XLMRoberta", "roberta.", FLASH),
+}
+LAYOUTS = {name: each for name, each in LAYOUTS.items() if hasattr(transformers, f"{each[0]}Model")}
+HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+IDS = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(0))
+REAL = torch.arange(12) < torch.tensor([12, 7])[:, None]
+INPUTS = {"input_ids": torch.where(REAL, IDS, 1), "attention_mask": REAL.long()}
+
+
+def stock(layout, head, folder, **fields):
+    """A stock model, every parameter random, saved in the folder."""
+    prefix = LAYOUTS[layout][0]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{prefix}Config")(**SIZES, initializer_range=0.3, num_labels=4, **fields)
+    model = getattr(transformers, prefix + head)(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() == 1 else None
+    model.save_pretrained(folder)
+    return model
+
+
+def original(layout, head, folder, **fields):
+    """Rewrite a folder as the original code would have written it."""
+    _, prefix, their_class, their_prefix, config = LAYOUTS[layout]
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name.replace(prefix, their_prefix): tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    labels = {"id2label": {str(number): f"LABEL_{number}" for number in range(4)}}
+    saved = {**config, "architectures": [their_class + head], **labels, **fields}
+    (folder / "config.json").write_text(json.dumps(saved))
+    return folder
+
+
+def ours(head, folder, dtype=torch.float32):
+    return getattr(hf_relpos, f"RelPosBert{head}").from_pretrained(folder, dtype=dtype).eval()
+
+
+def as_original(layout, head, folder, form):
+    return original(layout, head, folder) if form == "original" else folder
+
+
+@pytest.mark.parametrize("form", ["native", "original"])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_outputs_and_gradients_are_those_of_the_stock_class(tmp_path, layout, head, form, dtype):
+    theirs = stock(layout, head, tmp_path).to(dtype)
+    model = ours(head, as_original(layout, head, tmp_path, form), dtype)
+    outputs, gradients = [], []
+    for each in (theirs, model):
+        found = each(**INPUTS)
+        states = found[0][REAL] if found[0].dim() == 3 else found[0]
+        (states * torch.linspace(-1, 1, states.numel(), dtype=dtype).view_as(states)).sum().backward()
+        outputs.append(states.detach())
+        embeddings = each.base_model.embeddings
+        gradients.append([embeddings.word_embeddings.weight.grad, embeddings.LayerNorm.weight.grad])
+    bound = TOLERANCE[dtype]
+    assert float((outputs[0] - outputs[1]).abs().max()) <= bound * float(outputs[0].abs().max())
+    for one, other in zip(*gradients, strict=True):
+        assert float((one - other).abs().max()) <= 10 * bound * float(one.abs().max())
+
+
+@pytest.mark.parametrize("form", ["native", "original"])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_converted_and_written_back_bit_for_bit(tmp_path, layout, head, form):
+    folder = tmp_path / "source"
+    stock(layout, head, folder)
+    as_original(layout, head, folder, form)
+    report = convert(folder, tmp_path / "converted")
+    assert report.position_embedding_type == "rope" and not report.of_kind("dropped") and not report.of_kind("folded")
+    for number, source in enumerate((tmp_path / "converted", ours(head, folder))):
+        name = export_checkpoint(source, tmp_path / f"exported{number}")
+        assert name == LAYOUTS[layout][0 if form == "native" else 2] + head
+        written = load_file(tmp_path / f"exported{number}" / "model.safetensors")
+        stored = load_file(folder / "model.safetensors")
+        assert written.keys() == stored.keys() and all(torch.equal(written[name], stored[name]) for name in stored)
+        saved, config = (
+            json.loads((each / "config.json").read_text()) for each in (tmp_path / f"exported{number}", folder)
+        )
+        kept = config.keys() - {"auto_map", "dtype", "transformers_version", "architectures", "id2label"}
+        assert {field: saved[field] for field in kept} == {field: config[field] for field in kept}
+
+
+@pytest.mark.parametrize("trusted", [None, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_patch_builds_ours_and_runs_no_code_of_the_checkpoint(tmp_path, layout, trusted):
+    stock(layout, "ForSequenceClassification", tmp_path)
+    with patch_transformers():
+        native = transformers.AutoModel.from_pretrained(tmp_path)
+        assert type(native).__module__.startswith("transformers.")
+        folder = original(layout, "ForSequenceClassification", tmp_path)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        assert type(config) is RelPosBertConfig
+        for auto, head in (
+            ("AutoModel", "Model"),
+            ("AutoModelForSequenceClassification", "ForSequenceClassification"),
+        ):
+            model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=trusted)
+            assert type(model).__name__ == f"RelPosBert{head}"
+            expected = ours(head, folder)
+            with torch.no_grad():
+                assert torch.equal(model.eval()(**INPUTS)[0], expected(**INPUTS)[0])
+    with pytest.raises((ValueError, OSError)):  # as before: it would run code, or lacks it
+        transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False if layout == "gte" else True)
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sentence_transformers_under_the_patch(tmp_path, layout):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    stock(layout, "ForSequenceClassification", tmp_path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnop"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    original(layout, "ForSequenceClassification", tmp_path, id2label={"0": "LABEL_0"})
+    with patch_transformers():
+        encoder = sentence_transformers.SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
+        assert type(encoder[0].auto_model) is RelPosBertModel and encoder.encode("a b c").shape == (24,)
+
+
+def angles(options, length=8, size=8, rows=1):
+    """Angle of each plane at position 1, from a model's rotation of unit vectors."""
+    model = tiny_model(RelPosBertModel, "rope", hidden_size=3 * size, num_attention_heads=3, position_options=options)
+    scheme = model.encoder.layer[0].attention.self.distance_embedding
+    context = hf_relpos.AttentionContext(length, length)
+    unit = torch.zeros(1, 3, 1, size, dtype=torch.float64)
+    unit[..., : size // 2] = 1
+    turned = scheme(context).rotate(unit, torch.ones(1))
+    return torch.atan2(turned[0, 0, 0, size // 2 :], turned[0, 0, 0, : size // 2])
+
+
+@pytest.mark.parametrize("factor", [2.0, 8.0])
+def test_ntk_of_the_original_code_of_gte(factor):
+    """base·f, and frequencies divided by f^(2/d) (Alibaba-NLP/new-impl, NTKScalingRotaryEmbedding)."""
+    config = {"hidden_size": 24, "num_attention_heads": 3, "rope_theta": 20000.0}
+    options = rope_options({**config, "rope_scaling": {"type": "ntk", "factor": factor}}, 10000.0)
+    expected = (20000.0 * factor) ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8) / factor ** (2 / 8)
+    torch.testing.assert_close(angles(options), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [16, 17, 40])
+def test_dynamic_rotations_of_nomic(length):
+    """Past the trained length base·(f·L / trained − (f − 1))^(d / (d − 2)) (nomic-bert-2048)."""
+    options = {"pairing": "half", "base": 1000.0, "scaling": "dynamic", "factor": 2.0, "trained": 16}
+    base = 1000.0 * max(1.0, 2.0 * length / 16 - 1.0) ** (8 / 6)
+    expected = base ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    torch.testing.assert_close(angles(options, length), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_row_is_rotated_for_the_longest_one_beside_it():
+    """As in the original, with its padding or without; shorter batches are not changed."""
+    options = {"pairing": "half", "scaling": "dynamic", "factor": 2.0, "trained": 16}
+    model = tiny_model(RelPosBertModel, "rope", position_options=options).double()
+    plain = tiny_model(RelPosBertModel, "rope", position_options={"pairing": "half"}).double()
+    plain.load_state_dict(model.state_dict())
+    real = torch.arange(40) < torch.tensor([40, 12, 5])[:, None]
+    ids = torch.randint(1, 50, real.shape) * real
+    with torch.no_grad():
+        padded = model(ids, attention_mask=real.long()).last_hidden_state
+        model.config.unpad_inputs = True
+        unpadded = model(ids, attention_mask=real.long()).last_hidden_state
+        short = model(ids[1:, :12], attention_mask=real[1:, :12].long()).last_hidden_state
+        expected = plain(ids[1:, :12], attention_mask=real[1:, :12].long()).last_hidden_state
+    assert torch.allclose(padded[real], unpadded[real], rtol=0, atol=1e-11)
+    assert torch.allclose(short[real[1:, :12]], expected[real[1:, :12]], rtol=0, atol=1e-12)
+    assert (padded[1:, :12] - short)[real[1:, :12]].abs().max() > 1e-3
+
+
+def flash_tensors(folder, **config):
+    """A checkpoint with LoRA weights of two tasks, as jina-embeddings-v3 has them."""
+    torch.manual_seed(0)
+    stock("jina_embeddings_v3", "Model", folder)
+    tensors = load_file(folder / "model.safetensors")
+    changed = ("embeddings.word_embeddings", "encoder.layers.0.mixer.Wqkv", "encoder.layers.1.mlp.fc2")
+    for name in changed:
+        weight = tensors.pop(f"{name}.weight")
+        out, into = weight.shape if "embeddings" not in name else weight.shape[::-1]
+        tensors[f"{name}.parametrizations.weight.original"] = weight
+        a, b = torch.randn(2, 4, into), torch.randn(2, out, 4)
+        if "embeddings" in name:  # a table is looked up by row: x A B
+            a, b = a.mT.contiguous(), b.mT.contiguous()
+        tensors[f"{name}.parametrizations.weight.0.lora_A"] = a
+        tensors[f"{name}.parametrizations.weight.0.lora_B"] = b
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    fields = {"lora_adaptations": ["query", "passage"], "lora_rank": 4, "lora_alpha": 2, **config}
+    (folder / "config.json").write_text(json.dumps({**FLASH, **fields, "architectures": ["XLMRobertaModel"]}))
+    return tensors, changed
+
+
+@pytest.mark.parametrize("task", [None, "query", "passage"])
+def test_weights_of_a_task_are_merged(tmp_path, task):
+    tensors, changed = flash_tensors(tmp_path, lora_task=task)
+    _, found = state_dict(tmp_path, "BertModel", {}, by_tensors=False)
+    names = ("embeddings.word_embeddings", "encoder.layer.0.attention.self.key", "encoder.layer.1.output.dense")
+    for name, our_name in zip(changed, names, strict=True):
+        weight = tensors[f"{name}.parametrizations.weight.original"]
+        if task is not None:
+            number = ["query", "passage"].index(task)
+            a, b = (tensors[f"{name}.parametrizations.weight.0.lora_{part}"][number] for part in "AB")
+            weight = weight + 2 / 4 * (a @ b if "embeddings" in name else b @ a)
+        expected = weight[24:48] if "Wqkv" in name else weight
+        torch.testing.assert_close(found[f"{our_name}.weight"], expected)
+    assert ours("Model", tmp_path)(**INPUTS).last_hidden_state.isfinite().all()
+    with pytest.raises(ConversionError, match="lora_adaptations"):
+        export_checkpoint(ours("Model", tmp_path), tmp_path.with_name("out"))
+
+
+def test_an_unknown_task_is_refused(tmp_path):
+    flash_tensors(tmp_path, lora_task="answer")
+    with pytest.raises(ValueError, match="lora_task = 'answer' is not one of lora_adaptations: 'query', 'passage'"):
+        ours("Model", tmp_path)
+
+
+@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
+def test_absolute_positions_are_those_of_xlm_roberta(tmp_path, head):
+    """As in jina-reranker-v2: the layout of flash attention around the positions of XLM-RoBERTa."""
+    torch.manual_seed(0)
+    config = transformers.XLMRobertaConfig(**SIZES, max_position_embeddings=20, num_labels=1, initializer_range=0.3)
+    config.type_vocab_size = 1
+    theirs = getattr(transformers, f"XLMRoberta{head}")(config).eval()
+    theirs.save_pretrained(tmp_path)
+    stored, tensors = load_file(tmp_path / "model.safetensors"), {}
+    names = {
+        "encoder.layer.": "encoder.layers.",
+        "attention.output.dense": "mixer.out_proj",
+        "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+        "output.LayerNorm": "norm2",
+        "embeddings.LayerNorm": "emb_ln",
+    }
+    for name, tensor in stored.items():
+        if ".self.query." in name:
+            parts = [stored[name.replace("query", part)] for part in ("query", "key", "value")]
+            name, tensor = name.replace("attention.self.query", "mixer.Wqkv"), torch.cat(parts)
+        elif ".self." in name:
+            continue
+        for old, new in names.items():
+            name = name.replace(old, new)
+        tensors[name] = tensor
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    fields = {"position_embedding_type": "absolute", "max_position_embeddings": 20, "layer_norm_eps": 1e-12}
+    saved = {**FLASH, **fields, "architectures": [f"XLMRoberta{head}"], "id2label": {"0": "LABEL_0"}}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with torch.no_grad():
+        expected, found = theirs(**INPUTS)[0], ours(head, tmp_path)(**INPUTS)[0]
+    mask = REAL if head == "Model" else slice(None)
+    assert float((expected[mask] - found[mask]).abs().max()) <= 1e-5
+
+
+REFUSED = {
+    "rms norm": ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type = 'rms_norm'"),
+    "logn": ("gte", {"logn_attention_scale": True}, "logn_attention_scale = True"),
+    "mixed_b": ("gte", {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b"),
+    "absolute": ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
+    "prenorm": ("nomic_bert", {"prenorm": True}, "prenorm = True"),
+    "activation": ("nomic_bert", {"activation_function": "gelu"}, "activation_function = 'gelu'"),
+    "experts": ("nomic_bert", {"num_experts": 8}, "num_experts = 8: a mixture of experts has no counterpart here"),
+    "relative": ("jina_embeddings_v3", {"position_embedding_type": "relative_key"}, "relative_key"),
+}
+REFUSED = {name: each for name, each in REFUSED.items() if each[0] in LAYOUTS}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_counterpart_is_refused_by_name(tmp_path, case):
+    layout, fields, words = REFUSED[case]
+    folder = tmp_path / "source"
+    stock(layout, "Model", folder)
+    original(layout, "Model", folder, **fields)
+    for read in (lambda: ours("Model", folder), lambda: convert(folder, tmp_path / "out")):
+        with pytest.raises(ValueError, match=words):
+            read()
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_stock_reads_wrongly_is_said_before_loading(tmp_path):
+    stock("nomic_bert", "Model", tmp_path)
+    original("nomic_bert", "Model", tmp_path, num_experts=8, activation_function="gelu")
+    with pytest.raises(ConversionError, match="starts new feed-forward parts without an error"):
+        inspect_checkpoint(tmp_path)
+
+
+def test_a_bias_that_was_trained_is_not_left_out(tmp_path):
+    stock("nomic_bert", "Model", tmp_path)
+    model = ours("Model", original("nomic_bert", "Model", tmp_path))
+    torch.nn.init.ones_(model.encoder.layer[0].output.dense.bias)
+    with pytest.raises(ConversionError, match=r"output\.dense\.bias was trained"):
+        export_checkpoint(model, tmp_path / "out")
+
+
+def test_rows_are_longer_than_trained_positions_only_for_dynamic():
+    for options, words in (
+        ({"trained": 5}, "has no effect"),
+        ({"scaling": "dynamic", "factor": 2.0, "trained": 0}, "trained"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            RelPosBertConfig(position_embedding_type="rope", position_options=options)
+    assert math.isclose(RelPosBertConfig(position_embedding_type="rope").position_options.get("factor", 1.0), 1.0)
