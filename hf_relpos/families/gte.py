@@ -115,14 +115,14 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
 
 FAMILIES: dict[str, Family] = {
     "new": _family(
-        "GTE, stella: embeddings, rerankers",
+        "GTE, stella",
         "New",
         {"max_position_embeddings": 2048, "type_vocab_size": 1, "attention_probs_dropout_prob": 0.0},
         10000.0,
         {"rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": 8.0}, "max_position_embeddings": 8192},
     ),
     "gte": _family(
-        "GTE as Transformers saves it",
+        "GTE of Transformers",
         "Gte",
         {
             "vocab_size": 250048,

@@ -197,7 +197,7 @@ FAMILIES: dict[str, Family] = {
         pack=_pack,
         read_directly=True,
         unsupported_reason=_unsupported_reason,
-        title="NomicBERT: nomic-embed-text-v1, v1.5",
+        title="NomicBERT",
         published={"rotary_scaling_factor": 2.0, "n_positions": 8192},
         layout=Layout("NomicBERT", (r"\.attn\.Wqkv\.", r"\.mlp\.fc1[12]\.")),
     ),

@@ -177,7 +177,7 @@ def _family(prefix: str, title: str, **fields: Any) -> Family:
 FAMILIES: dict[str, Family] = {
     "xlm_roberta_flash": _family(
         "XLMRoberta",
-        "jina-embeddings-v3, jina-colbert-v2, jina-reranker-v2",
+        "jina-embeddings-v3, jina-colbert-v2; jina-reranker-v2",
         marks="xlm-roberta",
         marker="use_flash_attn",
         signature_tensors=(r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\."),
@@ -188,7 +188,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "jina_embeddings_v3": _family(
         "JinaEmbeddingsV3",
-        "jina-embeddings-v3 as Transformers saves it",
+        "jina-embeddings-v3 of Transformers",
         defaults={
             "vocab_size": 250002,
             "hidden_size": 1024,
@@ -200,5 +200,6 @@ FAMILIES: dict[str, Family] = {
             "layer_norm_eps": 1e-5,
             **SPECIAL_TOKENS,
         },
+        published={"model_type": "jina_embeddings_v3"},
     ),
 }

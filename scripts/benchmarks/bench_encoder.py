@@ -75,7 +75,16 @@ FAMILIES = {  # class, configuration
     "EuroBERT": ("EuroBertModel", ROTARY),
     "Jina v3": ("JinaEmbeddingsV3Model", ROTARY),
 }
-ABSOLUTE = ("BERT", "RoBERTa", "DistilBERT", "ModernBERT", "NomicBERT", "GTE", "EuroBERT", "Jina v3")  # no relative attention to accelerate
+ABSOLUTE = (
+    "BERT",
+    "RoBERTa",
+    "DistilBERT",
+    "ModernBERT",
+    "NomicBERT",
+    "GTE",
+    "EuroBERT",
+    "Jina v3",
+)  # no relative attention to accelerate
 FULL = {"1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
 LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention is most of the time; one round
 PADDED, SORTED = "32 rows, padded", "32 rows, sorted"

@@ -39,6 +39,12 @@ PROBES: dict[str, list[dict[str, Any]]] = {
     "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
     "roformer": [{"rotary_value": True}],
     "xlnet": [{"attn_type": "uni"}, {"bi_data": True}, {"untie_r": False}],
+    "new": [
+        {"layer_norm_type": "rms_norm"},
+        {"logn_attention_scale": True},
+        {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
+    ],
+    "nomic_bert": [{"num_experts": 8}, {"prenorm": True}, {"activation_function": "gelu"}],
 }
 # Relative encoders that Transformers computes with SDPA and flash attention itself: by `model_type`, title and
 # positions. A test compares them with the installed release.
@@ -58,8 +64,8 @@ Written by `make families`, from the entries in `hf_relpos/families`.
 - **heads**: those whose outputs stay (`all`: BERT's nine); with an encoder, any of ours may be new.
 - **positions**: `absolute` ones are replaced or kept by a method of conversion; a relative scheme stays as it is.
 - **by**: `convert` writes a folder of ours; where `from_pretrained` stands too, our classes read the source itself.
-- **compared with**: what every conversion runs beside its result; where there is no class, tests run stored outputs of
-  the original code.
+- **compared with**: what every conversion runs beside its result; where it runs nothing, tests compare with stored
+  outputs of the original code, and those of GTE, NomicBERT and Jina with Transformers' class of the same body.
 
 """
 REFUSED_HEAD = """
@@ -70,9 +76,10 @@ whose head is refused.
 
 """
 NATIVE_HEAD = """
-## What Transformers does well itself
+## Rotary classes of Transformers
 
-These have relative positions, and classes in Transformers with SDPA and flash attention: nothing is to be gained here.
+They have SDPA and flash attention there, and stay with their class. On a CPU `hf_relpos.optimize` takes padding out of
+all but ESM-2 ([Live models](live.md)).
 
 """
 
