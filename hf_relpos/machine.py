@@ -57,6 +57,8 @@ STOCK: dict[str, dict[str, Any]] = {
     "gte": {"pad_token_id": 0},
     "eurobert": {"pad_token_id": 0},
     "jina_embeddings_v3": {"pad_token_id": 0},
+    "esm": {"pad_token_id": 1, "position_embedding_type": "rotary"},
+    "umt5": {"d_ff": 48, "d_kv": 16},
 }
 ELSEWHERE = """
 import sys

@@ -74,9 +74,10 @@ ROTARY = {
         ("GTE", "Gte", {"pad_token_id": 0}),
         ("EuroBERT", "EuroBert", {"num_key_value_heads": 2, "pad_token_id": 0}),
         ("Jina v3", "JinaEmbeddingsV3", {"pad_token_id": 0}),
+        ("ESM-2", "Esm", {"pad_token_id": 0, "position_embedding_type": "rotary", "mask_token_id": 4}),
     )
     if hasattr(transformers, f"{prefix}Model")
-}
+} | {"UMT5": (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)}
 MODELS |= ROTARY
 COPIES = ("BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "ERNIE", "DistilBERT")
 STOCK = ("v3", "v2 with projections of its own", "v2 absolute", "v1", "v1 absolute", "MPNet", "RoFormer")
@@ -602,6 +603,8 @@ HEADED = {
     "MT5ForTokenClassification": ("mt5", {"d_kv": 16}),
     "ModernBertForSequenceClassification": ("modernbert", {"pad_token_id": 0}),
     "NomicBertForMaskedLM": ("nomic_bert", {}),
+    "EsmForMaskedLM": ("esm", {"pad_token_id": 1, "mask_token_id": 4}),
+    "UMT5EncoderModel": ("umt5", {"d_kv": 16}),
 }
 
 

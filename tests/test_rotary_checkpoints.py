@@ -5,7 +5,6 @@ classes lack, rotations past the trained length and weights of tasks, is compare
 """
 
 import json
-import math
 
 import pytest
 import torch
@@ -376,13 +375,3 @@ def test_a_bias_that_was_trained_is_not_left_out(tmp_path):
     torch.nn.init.ones_(model.encoder.layer[0].output.dense.bias)
     with pytest.raises(ConversionError, match=r"output\.dense\.bias was trained"):
         export_checkpoint(model, tmp_path / "out")
-
-
-def test_rows_are_longer_than_trained_positions_only_for_dynamic():
-    for options, words in (
-        ({"trained": 5}, "has no effect"),
-        ({"scaling": "dynamic", "factor": 2.0, "trained": 0}, "trained"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            RelPosBertConfig(position_embedding_type="rope", position_options=options)
-    assert math.isclose(RelPosBertConfig(position_embedding_type="rope").position_options.get("factor", 1.0), 1.0)

@@ -1,24 +1,27 @@
-"""Rotary encoders of Transformers whose live models are unpadded: ModernBERT, NomicBERT, GTE, EuroBERT and Jina v3."""
+"""Encoders of Transformers whose live models are unpadded and otherwise stay as they are: rotary ones, and UMT5."""
 
 from .family import LiveFamily
 
 
-# Names in messages, and the prefix of the classes, by the module of Transformers.
-NAMES = {
-    "modernbert": ("ModernBERT", "ModernBert"),
-    "nomic_bert": ("NomicBERT", "NomicBert"),
-    "gte": ("GTE", "Gte"),
-    "eurobert": ("EuroBERT", "EuroBert"),
-    "jina_embeddings_v3": ("Jina embeddings v3", "JinaEmbeddingsV3"),
-}
+# Module of Transformers, name in messages, classes of the model around the layers and of their attention.
+CLASSES = (
+    ("modernbert", "ModernBERT", "ModernBertModel", "ModernBertAttention"),
+    ("nomic_bert", "NomicBERT", "NomicBertModel", "NomicBertAttention"),
+    ("gte", "GTE", "GteModel", "GteAttention"),
+    ("eurobert", "EuroBERT", "EuroBertModel", "EuroBertAttention"),
+    ("jina_embeddings_v3", "Jina embeddings v3", "JinaEmbeddingsV3Model", "JinaEmbeddingsV3Attention"),
+    ("esm", "ESM-2", "EsmEncoder", "EsmSelfAttention"),
+    ("umt5", "UMT5 encoder", "UMT5Stack", "UMT5Attention"),
+)
 LIVE = tuple(
     LiveFamily(
         name=name,
         stock=f"transformers.models.{module}.modeling_{module}",
-        container=f"{prefix}Model",
-        attention=f"{prefix}Attention",
+        container=container,
+        attention=attention,
         code="rotary",
-        unpadding={f"{prefix}{part}": f"Unpadding{prefix}{part}" for part in ("Model", "Attention")},
+        unpadding={stock: f"Unpadding{stock}" for stock in (container, attention)},
+        unsupported="decoder",
     )
-    for module, (name, prefix) in NAMES.items()
+    for module, name, container, attention in CLASSES
 )

@@ -170,6 +170,7 @@ def _family(prefix: str, title: str, **fields: Any) -> Family:
         read_directly=True,
         unsupported_reason=_unsupported_reason,
         title=title,
+        layout=Layout("XLM-RoBERTa for flash attention", (r"\.mixer\.Wqkv\.",)),
         **fields,
     )
 
@@ -184,7 +185,6 @@ FAMILIES: dict[str, Family] = {
         defaults={"vocab_size": 250002, **SPECIAL_TOKENS},
         padding=lambda config: -1 if _is_rotary(config) else pad_token(config),
         published={"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
-        layout=Layout("XLM-RoBERTa for flash attention", (r"\.mixer\.Wqkv\.",)),
     ),
     "jina_embeddings_v3": _family(
         "JinaEmbeddingsV3",

@@ -168,6 +168,15 @@ for place, prefix in (ROTARY_MODELS | {"jina_embeddings_v3": "JinaEmbeddingsV3"}
     LIVE[f"{prefix}Model"] = Need(f"{file}:{prefix}Model.forward", inputs, since)
     LIVE[f"{prefix}Attention"] = Need(f"{file}:{prefix}Attention.forward", (STATES, "position_embeddings"), since)
     LIVE[f"rotate {prefix}"] = Need(f"{file}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim"), since)
+ESM, UMT5 = "transformers.models.esm.modeling_esm", "transformers.models.umt5.modeling_umt5"
+LIVE |= {
+    "EsmEncoder": Need(f"{ESM}:EsmEncoder.forward", (STATES, "attention_mask", "position_embeddings")),
+    "EsmSelfAttention": Need(f"{ESM}:EsmSelfAttention.forward", (STATES, "attention_mask", "position_embeddings")),
+    "rotate Esm": Need(f"{ESM}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim")),
+    "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds")),
+    "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
+    "UMT5 buckets": Need(f"{UMT5}:UMT5Attention._relative_position_bucket", ("relative_position",)),
+}
 LIVE["GELUActivation"] = Need("transformers.activations:GELUActivation")
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = Need(

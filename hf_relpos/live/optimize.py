@@ -61,9 +61,9 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
 
     - Relative attention computes with the backends of this package, as by `accelerate_attention`.
     - Padding is taken out once around the encoder of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE,
-      DistilBERT, DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5 and mT5, ModernBERT, NomicBERT, GTE, EuroBERT and Jina
-      embeddings v3, and of this package's own models. The states of padding are zeros then; all others, and so what
-      heads and poolers read, are what they were.
+      DistilBERT, DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5 and mT5, ModernBERT, NomicBERT, GTE, EuroBERT, Jina
+      embeddings v3, ESM-2 and UMT5, and of this package's own models. The states of padding are zeros then; all
+      others, and so what heads and poolers read, are what they were.
     - Linear layers multiply by oneDNN where a measurement finds it faster on this machine, and as exact.
 
     Parameters, their names, the state dict and what `save_pretrained` writes stay as they are; training, gradient

@@ -1,8 +1,8 @@
-"""ModernBERT, NomicBERT, GTE, EuroBERT and Jina v3: unpadding of models whose tokens have their positions beside them.
+"""ModernBERT, NomicBERT, GTE, EuroBERT, Jina v3, ESM-2, UMT5: unpadding of models with positions in attention alone.
 
 Such a model runs unchanged on one row with the real tokens of all rows, (1, T), each with its own position. Only its
 attention has to know where rows begin: those of about the same length are computed together, in ModernBERT's local
-layers inside the window.
+layers inside the window. ESM-2 looks at padding before its layers, so that there the encoder runs on one row.
 
 The subclasses are made when they are asked for, by the name that a pickle has, too: the modules of Transformers that a
 model does not come from are not imported.
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..attention.formula import Terms
+from ..attention.formula import Terms, toeplitz_table
 from ..attention.sliding_window import SlidingWindowMask
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import records_of
-from .attention import attend_as_stock, offsets_of
-from .unpadding import unpadded
+from .attention import attend_as_stock, offsets_of, split_heads
+from .unpadding import UnpaddingEncoder, unpadded
 
 
 # Inputs with an entry for each token, (B, L) or (B, L, D).
@@ -64,7 +64,7 @@ class _Model:
         if batch is None:
             return stock.forward(*args, **kwargs)
         tokens = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
-        if given.get("position_ids") is None:
+        if given.get("position_ids") is None and "position_ids" in _parameters(_stock_of(model)):
             given["position_ids"] = torch.arange(batch.length, device=tokens.device)[None]
         for name in BY_TOKEN:
             if given.get(name) is not None:
@@ -165,6 +165,65 @@ class _ModernBertAttention(_Attention):
         return projected
 
 
+class _EsmSelfAttention:
+    """ESM's, which scales queries before they are rotated; its encoder hands it the batch in place of a mask."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As stock."""
+        module: Any = self
+        if not isinstance(attention_mask, UnpaddedBatch):
+            return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
+        rotate = sys.modules[_stock_of(module).__module__].apply_rotary_pos_emb
+        is_rotary = module.position_embedding_type == "rotary"
+
+        def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+            query, key, value = (split_heads(each, module.num_attention_heads) for each in rows)
+            query = query * module.attention_head_size**-0.5
+            if is_rotary:
+                cosines, sines = (each[:, : group.length] for each in kwargs["position_embeddings"])
+                query, key = rotate(query, key, cosines, sines, unsqueeze_dim=1)
+            terms, context = Terms(scale=module.scaling), offsets_of(rows[0])
+            return attend_as_stock(module, query, key, value, terms, context, group.visible, module.dropout, False)[0]
+
+        vectors = (layer(hidden_states) for layer in (module.query, module.key, module.value))
+        return attention_mask.by_group(attend, *vectors), None
+
+
+class _UMT5Attention:
+    """UMT5's: each layer has a bias by offset of its own."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, *args: Any, unpadded: Rows | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As stock; with `unpadded`, from the stack, the hidden states are those of one row, (1, T, D)."""
+        module: Any = self
+        if unpadded is None:
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        longest = offsets_of(hidden_states, unpadded.batch.groups[0].length)
+        bucket = module._relative_position_bucket(longest.offsets(hidden_states.device))
+        bias = toeplitz_table(module.relative_attention_bias(bucket).transpose(0, 1), longest)
+
+        def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+            query, key, value = (split_heads(each, module.n_heads) for each in rows)
+            terms, context = Terms(scale=1.0, bias=(bias,)), offsets_of(rows[0])
+            return attend_as_stock(module, query, key, value, terms, context, group.visible, module.dropout, False)[0]
+
+        out = unpadded.batch.by_group(attend, *(layer(hidden_states) for layer in (module.q, module.k, module.v)))
+        return module.o(out), None
+
+
+# ESM's model looks at padding; its encoder is called as BERT's.
+_EsmEncoder = UnpaddingEncoder
+
+
+def decoder(container: nn.Module) -> list[str]:
+    """Reasons to skip a model or an encoder."""
+    is_decoder = getattr(getattr(container, "config", None), "is_decoder", False)
+    return ["it is a decoder, whose cache and causal mask stay with stock"] if is_decoder else []
+
+
 def __getattr__(name: str) -> type[nn.Module]:
     """The subclass of that name, made of the stock class that the registry says."""
     from ..families.registry import LIVE
@@ -172,9 +231,7 @@ def __getattr__(name: str) -> type[nn.Module]:
     for family in LIVE:
         for stock, ours in family.unpadding.items():
             if family.code == "rotary" and ours == name:
-                mixin: type = _Model
-                if stock == family.attention:
-                    mixin = globals().get(f"_{stock}", _Attention)
+                mixin: type = globals().get(f"_{stock}", _Attention if stock == family.attention else _Model)
                 fields = {"__module__": __name__, "__doc__": f"`{stock}` of stock, without padding."}
                 return globals().setdefault(name, type(name, (mixin, family.stock_class(stock)), fields))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

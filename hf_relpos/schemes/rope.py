@@ -1,6 +1,7 @@
 """Rotary positions (Su et al., RoFormer, arXiv 2104.09864, eq. 15 and 34)."""
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,10 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from .scheme import Option, Scheme, choice, is_count, is_number
+
+
+# α and β of YaRN: turns in the trained length from which on a plane keeps its frequency, and up to which it is scaled.
+ONE_TURN, MANY_TURNS = 1, 32
 
 
 class RoPE(Scheme, name="rope"):
@@ -23,7 +28,12 @@ class RoPE(Scheme, name="rope"):
     multiplies the base by factor^(w/(w−2)), which leaves the fastest plane alone and slows the slowest by `factor`.
     `dynamic` does nothing up to `trained` tokens. For the L tokens of a longer row, the longest of the batch with its
     padding, it multiplies the base by (factor · L / trained − (factor − 1))^(w/(w−2)), as NomicBERT's code does: what
-    is computed for a row depends on the longest one beside it.
+    is computed for a row depends on the longest one beside it. `yarn` (Peng et al., arXiv 2309.00071, §3.2 to 3.4)
+    divides the positions of planes that turn less than once in `trained` tokens by `factor`, leaves those that turn
+    more than 32 times, and blends between; queries and keys grow by 0.1 ln(factor) + 1.
+
+    `turned` is the p of p-RoPE (Barbero et al. 2024, arXiv 2410.06205, §6.1): the slowest planes, which carry content
+    rather than positions, stand still.
     Rotated values, an option of RoFormer's code, are not implemented: the output would depend on absolute positions.
     """
 
@@ -40,11 +50,19 @@ class RoPE(Scheme, name="rope"):
             help="share of each head that is rotated, its first components; above 0, at most 1",
             accepts=lambda value: is_number(value) and value <= 1,
         ),
-        "scaling": choice(None, "linear", "ntk", "dynamic", help="how to reach positions past the trained range"),
+        "turned": Option(
+            default=1.0,
+            help="share of the planes that turn, the fastest ones; above 0, at most 1",
+            accepts=lambda value: is_number(value) and value <= 1,
+        ),
+        "scaling": choice(
+            None, "linear", "ntk", "dynamic", "yarn", help="how to reach positions past the trained range"
+        ),
         "factor": Option(default=1.0, help="how many times longer, a positive number", accepts=is_number),
         "trained": Option(
             default=None,
-            help="tokens from which on `dynamic` scales; a positive integer, or None for max_position_embeddings",
+            help="tokens it was trained on, for `dynamic` and `yarn`; a positive integer, or None for "
+            "max_position_embeddings",
             accepts=lambda value: value is None or is_count(value),
         ),
     }
@@ -64,12 +82,13 @@ class RoPE(Scheme, name="rope"):
                 f"position_options['scaling'] = {resolved['scaling']!r} with factor = {resolved['factor']}: give "
                 "both, the factor other than 1, or neither"
             )
-        if resolved["trained"] is not None and resolved["scaling"] != "dynamic":
+        needs_trained = resolved["scaling"] in ("dynamic", "yarn")
+        if resolved["trained"] is not None and not needs_trained:
             raise ValueError(
                 f"position_options['trained'] = {resolved['trained']} with scaling = {resolved['scaling']!r} has no "
-                "effect; leave it out, or set scaling = 'dynamic'"
+                "effect; leave it out, or set scaling = 'dynamic' or 'yarn'"
             )
-        if resolved["scaling"] == "dynamic" and resolved["trained"] is None:
+        if needs_trained and resolved["trained"] is None:
             resolved["trained"] = config.max_position_embeddings
         return resolved
 
@@ -97,15 +116,35 @@ class RoPE(Scheme, name="rope"):
             longer = options["factor"] * length / options["trained"] - (options["factor"] - 1)
             base = base * longer ** (width / max(width - 2, 1))
         steps = torch.arange(0, width, 2, device=positions.device, dtype=positions.dtype) / width
-        angles = positions[..., None] * base**-steps  # (N, w/2) or (B, N, w/2)
+        frequencies, size = base**-steps, 1.0
+        if options["scaling"] == "yarn":
+            size = 0.1 * math.log(options["factor"]) + 1 if options["factor"] > 1 else 1.0
+            frequencies = frequencies * self._blend(steps, width, base)
+        if options["turned"] < 1:
+            frequencies = frequencies * (
+                torch.arange(width // 2, device=steps.device) < int(width // 2 * options["turned"])
+            )
+        angles = positions[..., None] * frequencies  # (N, w/2) or (B, N, w/2)
         angles = angles if angles.dim() == 2 else angles[:, None]
-        cosine, sine = angles.cos().to(vectors.dtype), angles.sin().to(vectors.dtype)
+        cosine, sine = (size * angles.cos()).to(vectors.dtype), (size * angles.sin()).to(vectors.dtype)
         turned, rest = vectors[..., :width], vectors[..., width:]
         adjacent = options["pairing"] == "adjacent"
         x, y = turned.unflatten(-1, (-1, 2)).unbind(-1) if adjacent else turned.chunk(2, dim=-1)
         planes = (x * cosine - y * sine, y * cosine + x * sine)
         turned = torch.stack(planes, dim=-1).flatten(-2) if adjacent else torch.cat(planes, dim=-1)
         return turned if width == self.head_size else torch.cat([turned, rest], dim=-1)
+
+    def _blend(self, steps: torch.Tensor, width: int, base: float) -> torch.Tensor:
+        """Factors of the frequencies by YaRN, (w/2,): 1 for planes that turn often, 1 / factor for the slowest."""
+        trained = self.settings["trained"]
+        first, last = (
+            width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (MANY_TURNS, ONE_TURN)
+        )
+        first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
+        planes = torch.arange(len(steps), device=steps.device, dtype=steps.dtype)
+        slow = ((planes - first) / max(last - first, 1e-3)).clamp(0, 1)
+        return 1 - slow + slow / self.settings["factor"]
 
     def forward(self, context: AttentionContext) -> Terms:
         if self.settings["scaling"] != "dynamic":

@@ -78,8 +78,8 @@ whose head is refused.
 NATIVE_HEAD = """
 ## Rotary classes of Transformers
 
-They have SDPA and flash attention there, and stay with their class. On a CPU `hf_relpos.optimize` takes padding out of
-all but ESM-2 ([Live models](live.md)).
+They have SDPA and flash attention there, and stay with their class. On a CPU `hf_relpos.optimize` takes padding out
+([Live models](live.md)).
 
 """
 

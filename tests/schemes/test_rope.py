@@ -10,6 +10,8 @@ import pytest
 import torch
 from errors import raises
 from oracles import golden, layer_error, padding, tiny_attention, tiny_config
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_relpos.attention.context import AttentionContext
 
@@ -177,7 +179,7 @@ def test_equals_the_original_code(case):
         ({"pairing": "llama"}, "pairing"),
         ({"scaling": "linear"}, "scaling"),
         ({"factor": 2.0}, "scaling"),
-        ({"scaling": "yarn", "factor": 2.0}, "scaling"),
+        ({"scaling": "longrope", "factor": 2.0}, "scaling"),
     ],
 )
 def test_refuses(options, field):
@@ -188,3 +190,37 @@ def test_refuses(options, field):
 def test_refuses_an_odd_head_size():
     with raises(ValueError, "position_options['rotary_fraction']"):
         tiny_config("rope", hidden_size=9)
+
+
+@pytest.mark.parametrize("base, trained, factor", [(10000.0, 512, 4.0), (160000.0, 2048, 8.0), (10000.0, 64, 2.0)])
+@pytest.mark.parametrize("kind", ["yarn", "proportional"])
+def test_frequencies_are_those_of_transformers(kind, base, trained, factor):
+    """YaRN, and p-RoPE with a quarter of the planes (`modeling_rope_utils`, in float32)."""
+    stock = {
+        "yarn": {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained},
+        "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    }
+    ours = {"yarn": {"scaling": "yarn", "factor": factor, "trained": trained}, "proportional": {"turned": 0.25}}
+    sizes = {"hidden_size": 192, "num_attention_heads": 3, "max_position_embeddings": trained}
+    config = LlamaConfig(**sizes, rope_parameters={"rope_theta": base, **stock[kind]})
+    frequencies, size = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    options = {"pairing": "half", "base": base, **ours[kind]}
+    scheme = tiny_attention("rope", position_options=options, **sizes).distance_embedding
+    vector = torch.zeros(1, 3, 1, 64, dtype=torch.float64)
+    vector[..., :32] = 1
+    x, y = scheme.rotate(vector, torch.ones(1))[0, 0, 0].chunk(2)
+    assert torch.allclose(torch.atan2(y, x), frequencies.double(), rtol=0, atol=1e-6)
+    assert torch.allclose(x.hypot(y), torch.full((32,), size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"trained": 5}, "has no effect"),
+        ({"scaling": "yarn", "factor": 2.0, "trained": 0}, "trained"),
+        ({"turned": 0.0}, "turned"),
+    ],
+)
+def test_options_of_scaled_rotations(options, words):
+    with raises(ValueError, words):
+        tiny_config("rope", position_options=options)
