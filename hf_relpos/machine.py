@@ -250,7 +250,7 @@ def _live(kind: str, fields: Mapping[str, Any]) -> str:
     if kind == "xlnet":  # it has no limit, and rejects one
         del sizes["max_position_embeddings"]
     config = transformers.AutoConfig.for_model(kind, **sizes)
-    auto = transformers.AutoModelForTextEncoding if kind in ("t5", "mt5") else transformers.AutoModel
+    auto = transformers.AutoModelForTextEncoding if kind in ("t5", "mt5", "umt5") else transformers.AutoModel
     model = _stirred(auto.from_config(config))
     batch = _batch(40, "cpu", config.pad_token_id)
     expected = _states_and_gradients(model, batch)

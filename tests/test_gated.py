@@ -373,16 +373,42 @@ def test_jina_with_bert_s_own_feed_forward(tmp_path):
     assert torch.equal(loaded(IDS, REAL).last_hidden_state, model(IDS, REAL).last_hidden_state)
 
 
+@torch.no_grad()
+def test_the_variant_for_code_computes_its_equations():
+    """jina-bert-v2-qk-post-norm, as text-embeddings-inference computes it (models/jina_code.rs)."""
+    model = gated(RelPosBertModel, extra_attention_norms=True).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    layer = model.encoder.layer[0]
+    own, out = layer.attention.self, layer.attention.output
+    states = torch.randn(1, 9, 24, dtype=torch.float64)
+    heads = own.num_attention_heads
+    query, key = own.layer_norm_q(own.query(states)), own.layer_norm_k(own.key(states))
+    query, key, value = (each.view(9, heads, -1).transpose(0, 1) for each in (query, key, own.value(states)))
+    distance = (torch.arange(9)[None] - torch.arange(9)[:, None]).abs()
+    scores = query @ key.mT / query.shape[-1] ** 0.5 - slopes_of(heads)[:, None, None] * distance
+    attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(1, 9, 24)
+    inner = out.second_norm(out.LayerNorm(out.dense(attended) + states) + states)
+    gate, up = layer.intermediate.dense(inner).chunk(2, dim=-1)
+    expected = layer.output.LayerNorm(layer.output.dense(torch.nn.functional.gelu(gate) * up) + inner)
+    found = layer(states)
+    torch.testing.assert_close(found if isinstance(found, torch.Tensor) else found[0], expected, rtol=1e-9, atol=1e-9)
+
+
+def slopes_of(heads):
+    """ALiBi's for a power of two, and every other one of twice as many heads for the rest (Press et al. 2021)."""
+    whole = 2 ** (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (n + 1) / whole) for n in range(whole)]
+    slopes += [2 ** (-4 * (n + 1) / whole) for n in range(0, 2 * (heads - whole), 2)]
+    return torch.tensor(slopes, dtype=torch.float64)
+
+
 def add_table(tensors):
     tensors["embeddings.position_embeddings.weight"] = torch.zeros(16, 24)
 
 
 def cut_projection(tensors):
     tensors["encoder.layer.0.attention.self.Wqkv.weight"] = torch.zeros(60, 24)
-
-
-def rename_gate(tensors):
-    tensors["encoder.layer.0.mlp.up_gated_layer.weight"] = tensors.pop("encoder.layer.0.mlp.gated_layers.weight")
 
 
 REFUSED = {
@@ -397,7 +423,6 @@ REFUSED = {
     ),
     "a table of positions": ("mosaic-model", {}, add_table, "embeddings.position_embeddings.weight"),
     "a projection that is cut": ("mosaic-model", {}, cut_projection, r"Wqkv.weight has 60 rows.*hidden_size = 24.*72"),
-    "the variant for code": ("jina-model", {}, rename_gate, "variant for code"),
     "a head that it does not have": (
         "mosaic-model",
         {"architectures": ["BertForQuestionAnswering"]},

@@ -94,8 +94,8 @@ def jina_code():
 
 @pytest.mark.parametrize("stored", ["one file", "shards"])
 @pytest.mark.parametrize("scheme", ["alibi", None], ids=["alibi", "config says nothing"])
-def test_a_gated_feed_forward_is_not_read_as_a_plain_one(tmp_path, scheme, stored):
-    """Through every door: two loads would give two answers."""
+def test_the_variant_of_jinabert_for_code_is_read_through_every_door(tmp_path, scheme, stored):
+    """Two loads would give two answers."""
     fields = {} if scheme is None else {"position_embedding_type": scheme}
     folder = written(tmp_path / "source", jina_code(), **fields)
     if stored == "shards":
@@ -105,17 +105,22 @@ def test_a_gated_feed_forward_is_not_read_as_a_plain_one(tmp_path, scheme, store
         for file in set(index.values()):
             save_file({key: all_tensors[key] for key in index if index[key] == file}, folder / file)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    words = r"mlp\.up_gated_layer.* marks a JINABERT.* variant for code"
-    for door in (RelPosBertModel, RelPosBertForSequenceClassification):
-        with pytest.raises(ValueError, match=words):
-            door.from_pretrained(folder)
+    expected = RelPosBertModel.from_pretrained(folder)
+    assert expected.config.extra_attention_norms and expected.config.is_gated
     with patch_transformers():
-        for door in (BertModel, AutoModel, BertForMaskedLM, AutoModelForSequenceClassification):
-            with pytest.raises(ValueError, match=words):
-                door.from_pretrained(folder)
-    with pytest.raises(ConversionError, match=words):
-        convert(folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        models = [door.from_pretrained(folder) for door in (BertModel, AutoModel, AutoModelForSequenceClassification)]
+    report = convert(folder, tmp_path / "out")
+    assert not report.of_kind("dropped")
+    models.append(RelPosBertModel.from_pretrained(tmp_path / "out"))
+    for model in models:
+        found = model.base_model.state_dict()
+        for name, tensor in expected.state_dict().items():
+            assert "pooler" in name or torch.equal(found[name], tensor)
+    assert hf_relpos.export_checkpoint(expected, tmp_path / "again") == "JinaBertModel"
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    stored = [load_file(path) for path in folder.glob("model*.safetensors")]
+    assert all(torch.equal(again[name], tensor) for part in stored for name, tensor in part.items())
+    assert again.keys() == {name for part in stored for name in part}
 
 
 def test_our_own_format_is_checked_as_well(tmp_path):
@@ -460,8 +465,8 @@ def test_a_model_saved_with_adapters_in_it(tmp_path):
 def test_evaluation_refuses_a_random_encoder(tmp_path):
     from hf_relpos.evaluation import load_encoder
 
-    folder = written(tmp_path, jina_code(), position_embedding_type="alibi")
-    with pytest.raises(ValueError, match="JinaBERT v2 for code"):
+    folder = written(tmp_path, jina(), model_type="relpos_bert", position_embedding_type="alibi")
+    with pytest.raises(ValueError, match="JinaBERT"):
         load_encoder(folder)
     assert hf_relpos.RelPosBertModel is RelPosBertModel
 

@@ -372,6 +372,6 @@ def test_what_stock_reads_wrongly_is_said_before_loading(tmp_path):
 def test_a_bias_that_was_trained_is_not_left_out(tmp_path):
     stock("nomic_bert", "Model", tmp_path)
     model = ours("Model", original("nomic_bert", "Model", tmp_path))
-    torch.nn.init.ones_(model.encoder.layer[0].output.dense.bias)
+    model.encoder.layer[0].output.dense.bias.data.fill_(1.0)
     with pytest.raises(ConversionError, match=r"output\.dense\.bias was trained"):
         export_checkpoint(model, tmp_path / "out")

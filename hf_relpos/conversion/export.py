@@ -190,7 +190,8 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Ch
             written[name] = tensor.contiguous()
     save_file(written, folder / "model.safetensors", {"format": "pt"})
     dtype = str(model.dtype).removeprefix("torch.")
-    write_json(folder / "config.json", {**spec.config, "torch_dtype": dtype}, indent=2)
+    fields = {name: value for name, value in spec.config.items() if not name.startswith("_")}  # not what tensors told
+    write_json(folder / "config.json", {**fields, "torch_dtype": dtype}, indent=2)
 
 
 @torch.no_grad()

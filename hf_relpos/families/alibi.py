@@ -1,5 +1,6 @@
 """BERTs with ALiBi and a gated feed-forward: JinaBERT v2, and MosaicBERT, whose code DNABERT-2 and mRNABERT use, too.
 
+The variant of JinaBERT v2 for code has further LayerNorms, other names and the halves of its gated unit exchanged.
 Both have model_type "bert", and Transformers has no class for either. The original code of JinaBERT is named in
 `auto_map` (jinaai/jina-bert-implementation), that of MosaicBERT is mosaicml/examples, examples/benchmarks/bert/src.
 """
@@ -27,7 +28,14 @@ GATED_RULES = (
 FEED_FORWARD = re.compile(r"(\bencoder\.layer\.\d+\.)(intermediate\.dense|output\.dense|output\.LayerNorm)(?=\.)")
 GATED_NAMES = {"intermediate.dense": "mlp.gated_layers", "output.dense": "mlp.wo", "output.LayerNorm": "mlp.layernorm"}
 GATED = r"\.mlp\.gated_layers\."
-JINA_CODE = ".mlp.up_gated_layer."
+JINA_CODE, DENSE = ".mlp.up_gated_layer.", ".intermediate.dense."
+# Of the variant for code; its repository is named in `auto_map`.
+CODE_NAMES = {
+    "mlp.down_layer": "output.dense",
+    "layer_norm_1": "attention.output.second_norm",
+    "layer_norm_2": "output.LayerNorm",
+}
+CODE_REPOSITORY = "qk-post-norm"
 # Fields set in a configuration from the tensors.
 ABSOLUTE_TABLE, CODE_VARIANT = "_absolute_table", "_code_variant"
 
@@ -59,9 +67,11 @@ def _other_activation(config: Mapping[str, Any], activation: str) -> str:
 
 def _jina_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if any(re.search(GATED, name) for name in names) and config.get("feed_forward_type", "original") == "original":
+    is_for_code = any(JINA_CODE in name for name in names)
+    is_gated = is_for_code or any(re.search(GATED, name) for name in names)
+    if is_gated and config.get("feed_forward_type", "original") == "original":
         found["feed_forward_type"] = "geglu"
-    if any(JINA_CODE in name for name in names):
+    if is_for_code:
         found[CODE_VARIANT] = True
     return found | _absolute_table(config, names)
 
@@ -84,11 +94,6 @@ def _two_kinds_of_positions(config: Mapping[str, Any]) -> str:
 
 def _jina_unsupported_reason(config: Mapping[str, Any]) -> str:
     kind = config.get("feed_forward_type", "original")
-    if config.get(CODE_VARIANT):
-        return (
-            "up_gated_layer: this is the variant for code, with LayerNorms on queries and keys and two more in each "
-            "layer, which there are no parameters for; its own code reads it"
-        )
     if kind not in ("original", *JINA_ACTIVATIONS):
         known = ", ".join(map(repr, ("original", *JINA_ACTIVATIONS)))
         return f"feed_forward_type = {kind!r} is unknown; known: {known}"
@@ -103,7 +108,35 @@ def _jina_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config.get("feed_forward_type", "original")
     if kind not in JINA_ACTIVATIONS:
         return {"feed_forward_type": "mlp"}
-    return {"feed_forward_type": "glu", "hidden_act": JINA_ACTIVATIONS[kind]}
+    norms = {"extra_attention_norms": True} if _is_for_code(config) else {}
+    return {"feed_forward_type": "glu", "hidden_act": JINA_ACTIVATIONS[kind], **norms}
+
+
+def _is_for_code(config: Mapping[str, Any]) -> bool:
+    return bool(config.get(CODE_VARIANT)) or CODE_REPOSITORY in str(config.get("auto_map"))
+
+
+def _unpack_jina(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Exchange the halves of the gated unit of the variant for code: here the first one is activated."""
+    unpacked = dict(tensors)
+    for name in [name for name in tensors if JINA_CODE in name]:
+        tensor = unpacked.pop(name)
+        unpacked[name.replace(JINA_CODE, DENSE)] = tensor.roll(len(tensor) // 2, 0)
+    return unpacked
+
+
+def _pack_jina(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    if not _is_for_code(config):
+        return gated_names(config, tensors)
+    packed = {}
+    for name, tensor in tensors.items():
+        if DENSE in name:
+            name, tensor = name.replace(DENSE, JINA_CODE), tensor.roll(len(tensor) // 2, 0)
+        elif ".attention.output." not in name or ".second_norm." in name:
+            their = next((their for their, our in CODE_NAMES.items() if f".{our}." in name), None)
+            name = name if their is None else name.replace(f".{CODE_NAMES[their]}.", f".{their}.")
+        packed[name] = tensor
+    return packed
 
 
 def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
@@ -142,9 +175,10 @@ FAMILIES: dict[str, Family] = {
     "jinabert": Family(
         class_prefixes=("JinaBert", "Bert"),
         suffixes=ALL,
-        rules=GATED_RULES,
+        rules=(*GATED_RULES, *renamed(CODE_NAMES)),
         stock=None,
         dropped_fields=(
+            CODE_VARIANT,
             "feed_forward_type",
             "emb_pooler",
             "attn_implementation",
@@ -157,7 +191,8 @@ FAMILIES: dict[str, Family] = {
         positions=_alibi,
         position_types=("alibi",),
         fields=_jina_fields,
-        pack=gated_names,
+        unpack=_unpack_jina,
+        pack=_pack_jina,
         marker="feed_forward_type",
         not_marking=FEED_FORWARD_TYPES,
         signature_tensors=(rf"{GATED}|\.mlp\.up_gated_layer\.", r"\.attention\.self\.query\."),
@@ -166,7 +201,10 @@ FAMILIES: dict[str, Family] = {
         unsupported_reason=_jina_unsupported_reason,
         title="JinaBERT v2: embeddings, rerankers",
         published={"feed_forward_type": "geglu", "position_embedding_type": "alibi"},
-        layout=Layout("JinaBERT v2: a gated feed-forward and ALiBi", (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\.")),
+        layout=Layout(
+            "JinaBERT v2: a gated feed-forward and ALiBi",
+            (r"\.mlp\.(gated_layers|up_gated_layer)\.", r"\.mlp\.(wo|down_layer)\."),
+        ),
     ),
     "mosaicbert": Family(
         class_prefixes=("Bert",),

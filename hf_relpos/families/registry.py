@@ -54,9 +54,6 @@ OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (
         "merge the adapters (`merge_and_unload()` of PEFT) and save the model again"
     ),
-    Layout("the variant of JinaBERT v2 for code", (r"\.mlp\.up_gated_layer\.",)): (
-        "hf_relpos does not read it yet; the code of its own repository does, if you trust it and let AutoModel run it"
-    ),
     Layout("ModernBERT", (r"\blayers\.\d+\.attn\.Wqkv\.", r"\blayers\.\d+\.mlp\.Wi\.")): (
         "with model_type = 'modernbert' in its config.json, AutoModel of Transformers reads it, and hf_relpos does "
         "not yet"

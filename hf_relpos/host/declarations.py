@@ -92,6 +92,7 @@ MODELS = (
         Need(f"{BERT}:{name}.forward", (STATES, "attention_mask", CACHE))
         for name in ("BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder")
     ),
+    Need(f"{BERT}:BertSelfOutput.forward", (STATES, "input_tensor")),
     *(Need(f"{BERT}:{name}") for name in ("BertEmbeddings", "BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
     *(Need(f"{BERT}:{name}") for name in ("BertPreTrainingHeads", "BertForPreTrainingOutput")),
     Need(f"{BERT}:BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),

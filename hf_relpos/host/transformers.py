@@ -29,6 +29,7 @@ from transformers.models.bert.modeling_bert import (
     BertPooler,
     BertPreTrainingHeads,
     BertSelfAttention,
+    BertSelfOutput,
 )
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_fake_tensor
@@ -130,6 +131,7 @@ __all__ = [
     "BertPooler",
     "BertPreTrainingHeads",
     "BertSelfAttention",
+    "BertSelfOutput",
     "and_masks",
     "capture_outputs",
     "check_keywords",

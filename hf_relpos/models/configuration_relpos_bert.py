@@ -19,7 +19,7 @@ from .saved_code.remote_code import installed
 
 
 # Some stock BERT files have these fields, which stock BERT does not read.
-NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp"}
+NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp", "extra_attention_norms": False}
 
 
 @contextmanager
@@ -105,10 +105,13 @@ class RelPosBertConfig(BertConfig):
             (Shazeer, arXiv 2002.05202) as in MosaicBERT and JinaBERT v2; `intermediate.dense` is then W above V,
             (2·`intermediate_size`, D), without a bias, and dropout follows the product instead of W₂. The activation
             is `hidden_act` in both.
+        extra_attention_norms (`bool`, defaults to `False`):
+            Whether queries and keys are normalised, each over all heads, and the output of attention a second time
+            after the input is added again: LN(LN(x + W attention) + x), as in jina-embeddings-v2-base-code.
         unpad_inputs (`bool`, defaults to `False`):
             Whether the layers compute only the real tokens of a padded batch, which makes training on much padding
-            faster. The output is then zero at padding. A batch with a cache, a memory or cross-attention is not
-            unpadded.
+            faster. The output is then zero at padding, except by the code of a saved model. A batch with a cache, a
+            memory or cross-attention is not unpadded.
         memory_length (`int`, defaults to 0):
             M: outputs have a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
             the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0 for none. It may be
@@ -159,6 +162,7 @@ class RelPosBertConfig(BertConfig):
     conv_act: str = "tanh"
     converted_from: dict[str, Any] | None = None
     feed_forward_type: str = "mlp"
+    extra_attention_norms: bool = False
     unpad_inputs: bool = False
     memory_length: int = 0
     save_code: bool = True

@@ -160,9 +160,23 @@ def read_other_architecture(
     if found is None:
         return None
     fields, tensors = found
-    if arguments.get("config") is not None:
-        return {**arguments, TENSORS: tensors}
+    if (config := arguments.get("config")) is not None:
+        if by_tensors:  # which say more than the configuration that was made without them
+            layout = {name: fields[name] for name in LAYOUT_FIELDS if name in fields}
+            config = kind.config_class.from_bert(config, **layout)
+        return {**arguments, "config": config, TENSORS: tensors}
     return {**_with_config(kind, fields, arguments), TENSORS: tensors}
+
+
+# Fields that follow from the tensors of another architecture.
+LAYOUT_FIELDS = (
+    "position_embedding_type",
+    "position_options",
+    "absolute_position_embeddings",
+    "feed_forward_type",
+    "extra_attention_norms",
+    "hidden_act",
+)
 
 
 def in_body(name: str) -> bool:

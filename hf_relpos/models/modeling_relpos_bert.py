@@ -54,6 +54,7 @@ from ..host.transformers import (
     BertPooler,
     BertPreTrainingHeads,
     BertSelfAttention,
+    BertSelfOutput,
     capture_outputs,
     check_keywords,
     create_bidirectional_mask,
@@ -170,6 +171,10 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if config.attention_biases is not None:
             for name in set(PROJECTIONS) - set(config.attention_biases):
                 setattr(self, name, nn.Linear(config.hidden_size, self.all_head_size, bias=False))
+        self.layer_norm_q, self.layer_norm_k = nn.Identity(), nn.Identity()
+        if config.extra_attention_norms:
+            norms = (nn.LayerNorm(self.all_head_size, eps=config.layer_norm_eps) for _ in range(2))
+            self.layer_norm_q, self.layer_norm_k = norms
         self.distance_embedding = build_scheme(config)
 
     def forward(
@@ -181,7 +186,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         memory: SegmentMemory | None = None,
         shared_terms: SharedTerms | None = None,
         past_key_values: Cache | None = None,
-        unpadded: tuple["UnpaddedBatch", list["AttentionInputs"]] | None = None,
+        unpadded: tuple[Any, list["AttentionInputs"]] | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Map hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K), if the backend has them.
@@ -204,17 +209,14 @@ class RelPosBertSelfAttention(BertSelfAttention):
                 longest.append(call.terms)
                 return run_attention(self.config._attn_implementation, call)[0].flatten(2)
 
-            vectors = (project(hidden_states) for project in (self.query, self.key, self.value))
-            return batch.by_group(attend, *vectors), None
+            return batch.by_group(attend, *self._project(hidden_states, hidden_states)), None
         cache = one_cache(cache, past_key_values)
         hidden_keys, memory_length = hidden_states, 0
         if memory is not None:
             memory_length = memory.length
             states = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
             hidden_keys = torch.cat([states, hidden_states], dim=1)
-        query, key, value = map(
-            self._split_heads, (self.query(hidden_states), self.key(hidden_keys), self.value(hidden_keys))
-        )
+        query, key, value = map(self._split_heads, self._project(hidden_states, hidden_keys))
         if cache is not None:
             (old_key, key), (old_value, value) = (
                 states.tensor_split([memory_length], dim=2) for states in (key, value)
@@ -230,6 +232,10 @@ class RelPosBertSelfAttention(BertSelfAttention):
         call = self._call(query, key, value, attention_mask, context, shared_terms, kwargs)
         out, weights = run_attention(self.config._attn_implementation, call)
         return out.flatten(2).contiguous(), weights
+
+    def _project(self, states: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries of states (B, L, D), keys and values of states (B, K, D); each (…, H·d)."""
+        return self.layer_norm_q(self.query(states)), self.layer_norm_k(self.key(keys)), self.value(keys)
 
     def _split_heads(self, vectors: torch.Tensor) -> torch.Tensor:
         """(B, L, H·d) as (B, H, L, d)."""
@@ -324,12 +330,26 @@ class RelPosBertGatedIntermediate(nn.Module):
         return self.dropout(self.intermediate_act_fn(gate) * value)
 
 
+class RelPosBertTwiceNormedOutput(BertSelfOutput):
+    """The end of attention with a second LayerNorm, after the input is added once more."""
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__(config)
+        self.second_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        """Map the output of attention and the input of the layer, both (B, L, D), to (B, L, D)."""
+        return self.second_norm(super().forward(hidden_states, input_tensor) + input_tensor)
+
+
 class RelPosBertLayer(BertLayer):
     """BERT's layer. Cross-attention has no relative positions, since its queries and keys are of two sequences."""
 
     def __init__(self, config: RelPosBertConfig, layer_idx: int | None = None):
         super().__init__(config, layer_idx=layer_idx)
         self.attention.self = RelPosBertSelfAttention(config, is_causal=config.is_decoder, layer_idx=layer_idx)
+        if config.extra_attention_norms:
+            self.attention.output = RelPosBertTwiceNormedOutput(config)
         if config.is_gated:
             self.intermediate = RelPosBertGatedIntermediate(config)
             self.output.dropout = nn.Identity()  # dropout is applied to the product

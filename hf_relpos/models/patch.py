@@ -49,14 +49,6 @@ STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
     BertAttention: (BertConfig,),
     BertSelfAttention: (BertConfig,),
 }
-# Fields that are read from tensors, not from the configuration.
-LAYOUT_FIELDS = (
-    "position_embedding_type",
-    "position_options",
-    "absolute_position_embeddings",
-    "feed_forward_type",
-    "hidden_act",
-)
 MISSING = object()  # the class inherits the attribute
 
 
@@ -182,12 +174,10 @@ def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) 
         config: a BertConfig given to the stock class; None for that of the checkpoint.
         kwargs: other arguments of `from_pretrained`.
     """
-    found = read_other_architecture(ours, path, kwargs, by_tensors=True)
+    given = kwargs if config is None else {**kwargs, "config": config}
+    found = read_other_architecture(ours, path, given, by_tensors=True)
     if found is None:
         return None
-    if config is not None:
-        layout = {name: getattr(found["config"], name) for name in LAYOUT_FIELDS}
-        found = {**found, "config": RelPosBertConfig.from_bert(config, **layout)}
     model, info = load_prepared(super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), found)
     check_loaded(model, info, path, kwargs)
     return model

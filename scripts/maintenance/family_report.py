@@ -35,7 +35,7 @@ PROBES: dict[str, list[dict[str, Any]]] = {
         {"position_buckets": 256, "max_relative_positions": 128},
     ],
     "deberta": [{"talking_head": True}, {"pos_att_type": "c2p|p2p"}],
-    "jinabert": [{"_code_variant": True}, {"feed_forward_type": "swiglu"}],
+    "jinabert": [{"feed_forward_type": "swiglu"}],
     "mosaicbert": [{"hidden_act": "relu", "architectures": ["BertForMaskedLM"]}],
     "roformer": [{"rotary_value": True}],
     "xlnet": [{"attn_type": "uni"}, {"bi_data": True}, {"untie_r": False}],

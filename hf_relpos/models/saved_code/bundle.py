@@ -108,6 +108,7 @@ FEATURES = (
         lambda config: bool(config.conv_kernel_size),
         ("FirstLayerConvolution", "tokens_to_convolve"),
     ),
+    Feature("extra_attention_norms", lambda config: config.extra_attention_norms, ("RelPosBertTwiceNormedOutput",)),
     Feature("position_embedding_type", _multiplies_features, ("featurewise_scores",)),
 )
 
@@ -366,7 +367,8 @@ def _file(
     for module in _in_order({definition.module for definition in definitions}):
         kept = [each for each in _module(module).definitions if each in definitions]
         kept = [each for each in kept if not each.names or names[each.names[0]] is each]  # the first of equal ones
-        text += "\n\n" + _heading(_module(module)) + "\n"
+        only_stubs = all(set(each.names) & changed.keys() for each in kept)
+        text += "\n\n" + _heading(_module(module), with_docstring=not only_stubs) + "\n"
         before: Definition | None = None
         for definition in kept:
             source = changed.get(definition.names[0], definition.source) if definition.names else definition.source
@@ -433,8 +435,8 @@ def _from(module: str, names: list[str]) -> str:
     return f"from {module} import (\n{listed}\n)"
 
 
-def _heading(module: Module) -> str:
-    """Comment that marks the beginning of a module, with its docstring."""
+def _heading(module: Module, with_docstring: bool) -> str:
+    """Comment that marks the beginning of a module."""
     path = module.name.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py"
-    lines = [f"# {path} ".ljust(WIDTH, "-"), "#", *(f"# {line}".rstrip() for line in module.docstring.splitlines())]
-    return "\n".join(lines)
+    docstring = ["#", *(f"# {line}".rstrip() for line in module.docstring.splitlines())] if with_docstring else []
+    return "\n".join([f"# {path} ".ljust(WIDTH, "-"), *docstring])
