@@ -18,6 +18,8 @@ from .models.modeling_relpos_bert import HEADS
 
 
 REMOTE = "transformers_modules"  # the package that Transformers puts remote code into
+# Repositories of code for architectures that are read here; Transformers replaces hyphens in the names of modules.
+READ_HERE = re.compile(r"new.{1,8}impl|nomic.{1,8}bert|xlm.{1,8}roberta.{1,8}flash|jina.{1,8}bert")
 # Tables of distances in the report that Transformers logs after loading.
 TABLES = re.compile(r"distance_embedding\.")
 
@@ -75,10 +77,11 @@ def warn_of_unfilled_buffers(module: nn.Module, name: str, buffer: torch.Tensor 
     if is_persistent(name) or kind.__module__ in _warned or _is_filled_again(kind):
         return
     _warned.add(kind.__module__)
+    ours = "; hf_relpos reads this architecture without that code: load it inside hf_relpos.patch_transformers()"
     warnings.warn(
         f"{kind.__name__}, remote code, computes its buffer {name} when it is built, and Transformers 5 leaves such "
         "buffers unfilled, unless that code fills them itself. After loading, run hf_relpos.fill_buffers(model); it "
-        "says what it has filled",
+        f"says what it has filled{ours if READ_HERE.search(kind.__module__) else ''}",
         stacklevel=level_of_the_loader(),
     )
 

@@ -244,3 +244,18 @@ def test_parameters_are_never_written_to(monkeypatch):
     fresh = buffers._built_again(model)
     linear = [module.weight for module in fresh.modules() if isinstance(module, nn.Linear | nn.Embedding)]
     assert linear and all(bool((weight[1:] == 7.0).all()) for weight in linear)  # but for the row of padding
+
+
+@pytest.mark.parametrize(
+    "module, is_read",
+    [
+        ("Alibaba_hyphen_NLP.new_hyphen_impl", True),
+        ("nomic_hyphen_ai.nomic_hyphen_bert_hyphen_2048", True),
+        ("a.b", False),
+    ],
+)
+def test_the_warning_names_the_way_around_code_that_is_not_needed(module, is_read):
+    kind = type("RotaryTable", (torch.nn.Module,), {"__module__": f"transformers_modules.{module}.c0ffee.modeling"})
+    with torch.device("meta"), pytest.warns(UserWarning, match=r"run hf_relpos\.fill_buffers\(model\)") as caught:
+        kind().register_buffer("cos_cached", torch.zeros(3), persistent=False)
+    assert ("inside hf_relpos.patch_transformers()" in str(caught[0].message)) == is_read
