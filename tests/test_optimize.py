@@ -203,6 +203,26 @@ def test_chunks_of_queries(name, chunks):
     assert_same(after, before, inputs, tolerance(name))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_long_rows_of_modernbert_are_computed_by_window(rows, masked, chunks):
+    """Without padding, too, where a row has many windows."""
+    model = build("ModernBERT")
+    inputs = batch(torch.ones(rows, 150) != 0)
+    inputs = inputs if masked else {"input_ids": inputs["input_ids"]}
+    before = results(model, inputs)
+    optimize(model)
+    seen, kind = [], backend_chunked.Chunked
+    with pytest.MonkeyPatch.context() as patch:
+        run = kind.run
+        patch.setattr(kind, "run", lambda self, call: seen.append(type(call.mask).__name__) or run(self, call))
+        after = results(model, inputs)
+    assert "SlidingWindowMask" in seen
+    assert_equal_numbers(after[0][0], before[0][0], 1e-10)
+    for name, gradient in before[1].items():
+        assert_equal_numbers(after[1][name], gradient, 1e-10)
+
+
 def padded_elsewhere() -> dict[str, dict[str, torch.Tensor]]:
     """Batches that are not rows with padding on the right, and masks that say more."""
     right = real_tokens(LENGTHS["groups"])

@@ -84,17 +84,18 @@ class UnpaddedBatch:
     groups: tuple[RowGroup, ...]
 
     @classmethod
-    def of(cls, real: torch.Tensor, read: slice = FIRST) -> "UnpaddedBatch | None":
+    def of(cls, real: torch.Tensor, read: slice = FIRST, fewest: float = FEWEST) -> "UnpaddedBatch | None":
         """From a mask (B, L), True for real tokens; None where there is too little padding to take out, or inside.
 
         Tokens of a row have to be neighbours, since the distances between them count.
 
         Args:
             read: the states of a row that heads read. Padding stays where it is among them.
+            fewest: the share of padding from which on it is taken out.
         """
         batch, length = real.shape
         lengths = real.sum(1)
-        if int(lengths.sum()) > (1 - FEWEST) * batch * length or not bool(real[:, read].all()):
+        if int(lengths.sum()) > (1 - fewest) * batch * length or not bool(real[:, read].all()):
             return None
         if bool((real[:, 1:] & ~real[:, :-1]).sum(1).add(real[:, 0]).ne(1).any()):  # rows without a token, too
             return None

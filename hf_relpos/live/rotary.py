@@ -28,6 +28,10 @@ from .unpadding import UnpaddingEncoder, unpadded
 BY_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
 
 
+# Rows of so many windows are computed by window without padding, too. See docs/results/benchmarks/cpu-encoder.md.
+MANY_WINDOWS = 8
+
+
 class Rows(NamedTuple):
     """What the attention has to know of a batch that is one row.
 
@@ -84,14 +88,18 @@ def _batch(model: Any, given: dict[str, Any]) -> UnpaddedBatch | None:
     tokens, mask = given.get("inputs_embeds"), given.get("attention_mask")
     if tokens is None:
         tokens = given.get("input_ids")
-    if not isinstance(tokens, torch.Tensor) or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+    window = getattr(model.config, "sliding_window", None)
+    whole = window is not None and isinstance(tokens, torch.Tensor) and tokens.shape[1] >= MANY_WINDOWS * window
+    if not isinstance(tokens, torch.Tensor) or not ((mask is None and whole) or isinstance(mask, torch.Tensor)):
+        return None
+    if mask is not None and mask.dim() != 2:
         return None
     positions = given.get("position_ids")
     if positions is not None and (positions.dim() != 2 or positions.shape[0] not in (1, tokens.shape[0])):
         return None
     wanted = {name: getattr(model.config, name, False) for name in ("output_hidden_states", "output_attentions")}
     said = {name: value for name, value in given.items() if value is not None}
-    return unpadded(model, tokens, mask, wanted | said, by_row=True)
+    return unpadded(model, tokens, mask, wanted | said, by_row=True, whole=whole)
 
 
 def _windows(model: Any, batch: UnpaddedBatch) -> tuple[SlidingWindowMask | None, ...]:

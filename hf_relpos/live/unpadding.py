@@ -11,7 +11,7 @@ from torch import nn
 
 from ..attention.masks import is_visible
 from ..attention.tracing import is_traced
-from ..attention.unpadding import FIRST, UnpaddedBatch
+from ..attention.unpadding import FEWEST, FIRST, UnpaddedBatch
 from ..host.live import collects_outputs
 from ..host.transformers import has_cache
 from .attention import has_contents
@@ -54,6 +54,7 @@ def unpadded(
     read: slice = FIRST,
     by_row: bool = False,
     dtype: torch.dtype | None = None,
+    whole: bool = False,
 ) -> UnpaddedBatch | None:
     """The batch of a call without its padding; None for a call that has to see padding, or has none.
 
@@ -65,14 +66,17 @@ def unpadded(
         read: as of `UnpaddedBatch.of`.
         by_row: as of `key_mask`.
         dtype: of the scores; None for that of the states.
+        whole: whether a batch without padding is wanted, too, and a single row; then None stands for a mask of ones.
     """
     # not all encoders have their configuration themselves
     config: Any = next((vars(each)["config"] for each in encoder.modules() if "config" in vars(each)), None)
     implementation = getattr(config, "_attn_implementation", None)
+    if mask is None and whole:
+        mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
     if (
         not isinstance(mask, torch.Tensor)
         or not (has_contents(states) and has_contents(mask))
-        or states.shape[0] < 2
+        or (states.shape[0] < 2 and not whole)
         or any(outputs.get(name) for name in ("output_hidden_states", "output_attentions"))
         or outputs.get("encoder_hidden_states") is not None
         or has_cache(outputs)
@@ -85,7 +89,7 @@ def unpadded(
     real = key_mask(mask, dtype or states.dtype, implementation != "sdpa", by_row)
     if real is None or real.shape != states.shape[:2]:
         return None
-    batch = UnpaddedBatch.of(real, read)
+    batch = UnpaddedBatch.of(real, read, 0.0 if whole else FEWEST)
     return None if batch is None or strange_part(encoder) is not None else batch
 
 
