@@ -10,7 +10,7 @@ from hf_relpos.models.capabilities import supported_implementations
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short")
-LENGTH, REAL = 9, [9, 4, 1]
+LENGTH, REAL = 9, [4, 9, 1]  # not in the order of lengths
 
 
 def batch(name):
@@ -105,3 +105,19 @@ def test_a_decoder_trains_alike():
         plain = model(**inputs, use_cache=False).logits[real]
         model.config.unpad_inputs = True
         assert torch.allclose(model(**inputs, use_cache=False).logits[real], plain, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["relation", "relative_2d", "xlnet"])
+def test_rows_keep_their_own_inputs(name):
+    """In several groups, whose rows are not in the order of the batch."""
+    model = tiny_model(RelPosBertModel, name, max_position_embeddings=40).double()
+    real = padding([20, 40, 33, 9], 40)
+    inputs = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
+    inputs |= extra_inputs(name, len(real), 40)
+    inputs["token_type_ids"] = torch.randint(0, 2, real.shape)
+    with torch.no_grad():
+        plain = model(**inputs).last_hidden_state
+        model.config.unpad_inputs = True
+        found = model(**inputs).last_hidden_state
+    assert not found[~real].any()
+    assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
