@@ -15,56 +15,34 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .attention.context import AttentionContext as AttentionContext
-    from .attention.formula import Table as Table
-    from .attention.formula import Terms as Terms
-    from .attention.formula import attend as attend
-    from .conversion import convert as convert
-    from .conversion import export_checkpoint as export_checkpoint
-    from .families.buffers import fill_buffers as fill_buffers
-    from .families.buffers import unfilled_buffers as unfilled_buffers
-    from .live import accelerate_attention as accelerate_attention
-    from .live import optimize as optimize
-    from .live import restore_attention as restore_attention
+    from .attention.formula import Table as Table, Terms as Terms, attend as attend
+    from .conversion import convert as convert, export_checkpoint as export_checkpoint
+    from .families.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
+    from .live import (
+        accelerate_attention as accelerate_attention,
+        optimize as optimize,
+        restore_attention as restore_attention,
+    )
     from .machine import self_check as self_check
     from .models.capabilities import explain_backend as explain_backend
     from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
     from .models.modeling_relpos_bert import (
         RelPosBertForMaskedLM as RelPosBertForMaskedLM,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertForMultipleChoice as RelPosBertForMultipleChoice,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertForNextSentencePrediction as RelPosBertForNextSentencePrediction,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertForPreTraining as RelPosBertForPreTraining,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertForQuestionAnswering as RelPosBertForQuestionAnswering,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertForSequenceClassification as RelPosBertForSequenceClassification,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertForTokenClassification as RelPosBertForTokenClassification,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertLMHeadModel as RelPosBertLMHeadModel,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertModel as RelPosBertModel,
-    )
-    from .models.modeling_relpos_bert import (
         RelPosBertPreTrainedModel as RelPosBertPreTrainedModel,
     )
     from .models.patch import patch_transformers as patch_transformers
     from .models.recurrence import SegmentMemory as SegmentMemory
     from .schemes.registry import SCHEMES as SCHEMES
-    from .schemes.scheme import Option as Option
-    from .schemes.scheme import Scheme as Scheme
-    from .training.stream import SegmentDataset as SegmentDataset
-    from .training.stream import StreamTrainer as StreamTrainer
+    from .schemes.scheme import Option as Option, Scheme as Scheme
+    from .training.stream import SegmentDataset as SegmentDataset, StreamTrainer as StreamTrainer
 
 
 # Module of each name.

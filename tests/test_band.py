@@ -7,17 +7,14 @@ import torch
 from errors import raises
 from oracles import extra_inputs, padding, tiny_model
 from test_chunked import case_id, converted, largest
-from test_formula import ALL, random_terms
-from test_formula import LargestTensor as Largest
+from test_formula import ALL, LargestTensor as Largest, random_terms
 from test_models import CAPABLE, ON_CPU, visible_in_window
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms, attend
 from hf_relpos.attention import dispatch as backends
-from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.backends import window_blocks as band_blocks
-from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.chunked import chunks as skewed
+from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks as band_blocks
+from hf_relpos.attention.backends.chunked import chunked_attention, chunks as skewed
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.formula import content_vectors

@@ -8,8 +8,7 @@ import torch
 import transformers
 from errors import raises
 from oracles import tiny_model
-from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers import models as st
+from sentence_transformers import CrossEncoder, SentenceTransformer, models as st
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
 from typer.testing import CliRunner

@@ -9,8 +9,7 @@ import torch
 from errors import raises
 from oracles import ON_TOKENS, extra_inputs, padding, stir, tiny_config, tiny_model
 from selection import thinned
-from test_formula import ALL, clipped, combination_id, random_terms
-from test_formula import LargestTensor as Largest
+from test_formula import ALL, LargestTensor as Largest, clipped, combination_id, random_terms
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers import DynamicCache
 from typer.testing import CliRunner
@@ -26,14 +25,14 @@ from hf_relpos import (
     attend,
     explain_backend,
 )
-from hf_relpos.attention import dispatch as backends
-from hf_relpos.attention import toeplitz
-from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.backends import window_blocks
-from hf_relpos.attention.backends.chunked import chunked_attention
-from hf_relpos.attention.backends.chunked import chunks as skewed
-from hf_relpos.attention.backends.chunked import products as chunk_products
-from hf_relpos.attention.backends.chunked import relative_shift as diagonals
+from hf_relpos.attention import dispatch as backends, toeplitz
+from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks
+from hf_relpos.attention.backends.chunked import (
+    chunked_attention,
+    chunks as skewed,
+    products as chunk_products,
+    relative_shift as diagonals,
+)
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention

@@ -6,8 +6,7 @@ And second derivatives beside those of eager attention, or an error that says wh
 import pytest
 import torch
 from fuzzing import attempt, examples
-from hypothesis import assume, given, reject
-from hypothesis import strategies as st
+from hypothesis import assume, given, reject, strategies as st
 from oracles import ON_TOKENS, stir
 from test_fuzz_numbers import TOLERANCE, TRAINED, check_close, configurations
 from test_optimize import MODELS, build

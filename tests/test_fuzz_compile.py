@@ -10,16 +10,14 @@ import torch
 import torch.nn.attention.flex_attention as flex
 from errors import raises
 from fuzzing import attempt, examples
-from hypothesis import given, reject
-from hypothesis import strategies as st
+from hypothesis import given, reject, strategies as st
 from oracles import stir, tiny_model
 from test_fuzz_numbers import batches, check_close, configurations, run
 from test_optimize import MODELS, build
 
 import hf_relpos
 from hf_relpos import RelPosBertModel
-from hf_relpos.attention.backends import chunked
-from hf_relpos.attention.backends import flex_attention as flex_backend
+from hf_relpos.attention.backends import chunked, flex_attention as flex_backend
 
 
 # How many examples `make test` tries, and the share of them in `make fuzz`: by what a compilation takes.

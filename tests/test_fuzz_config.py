@@ -8,8 +8,7 @@ import torch
 from errors import raises
 from fuzzing import attempt, examples, memory_limit
 from huggingface_hub.errors import StrictDataclassError
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracles import extra_inputs, tiny_config
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForSequenceClassification, RelPosBertModel

@@ -7,8 +7,7 @@ import struct
 import pytest
 import torch
 from fuzzing import attempt, examples
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import BertConfig, BertForMaskedLM
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM

@@ -4,8 +4,7 @@ import pytest
 import torch
 from errors import raises
 from fuzzing import attempt, examples, memory_limit
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracles import extra_inputs, tiny_config, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertModel

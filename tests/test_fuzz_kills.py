@@ -21,8 +21,7 @@ from distil_train import pair, texts
 from fuzzing import attempt, examples
 from hub_server import HubServer
 from huggingface_hub import constants
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracles import tiny_sizes
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2Model
 

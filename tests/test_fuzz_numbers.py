@@ -5,15 +5,13 @@ import contextlib
 import pytest
 import torch
 from fuzzing import attempt, examples
-from hypothesis import given, reject
-from hypothesis import strategies as st
+from hypothesis import given, reject, strategies as st
 from oracles import ON_TOKENS, stir, tiny_config
 
 from hf_relpos import RelPosBertModel
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.backends.chunked import Chunked
-from hf_relpos.attention.backends.chunked import chunks as skewed
+from hf_relpos.attention.backends.chunked import Chunked, chunks as skewed
 
 
 TRAINED = 16  # max_position_embeddings of `tiny_config`

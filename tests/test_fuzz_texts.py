@@ -7,8 +7,7 @@ import lzma
 
 import pytest
 from fuzzing import attempt, examples
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from launching import import_script
 
 from hf_relpos import demo

@@ -14,8 +14,7 @@ import torch
 import transformers
 from errors import raises
 from oracles import tiny_model
-from test_live import MODELS as RELATIVE_MODELS
-from test_live import SIZES, T5_SIZES, XLNET_SIZES, assert_equal_numbers, tolerance
+from test_live import MODELS as RELATIVE_MODELS, SIZES, T5_SIZES, XLNET_SIZES, assert_equal_numbers, tolerance
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (

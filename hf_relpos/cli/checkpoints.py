@@ -169,8 +169,7 @@ def push(
     """
     with plain_errors():
         with spinner(LOADING):
-            from ..conversion.push import plan_upload
-            from ..conversion.push import push as push_upload
+            from ..conversion.push import plan_upload, push as push_upload
             from ..conversion.terminal import print_upload
 
         check_json(json_file)

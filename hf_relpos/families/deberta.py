@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..models.checks import NAMES, integer
-from ..models.checks import Rule as FieldRule
+from ..models.checks import NAMES, Rule as FieldRule, integer
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
 from .family import LONG_INPUTS, OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed

@@ -18,8 +18,7 @@ from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_
 from .family import Family
 from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, Head, recognise
-from .registry import FAMILIES
-from .registry import resemblance as resemblance
+from .registry import FAMILIES, resemblance as resemblance
 
 
 # Fields of the source's config.json that do not describe the model.

@@ -8,9 +8,7 @@ from .disan import DiSAN as DiSAN
 from .fire import Fire as Fire
 from .harmonic import Harmonic as Harmonic
 from .hop import Hop as Hop
-from .huang import HuangM1 as HuangM1
-from .huang import HuangM2 as HuangM2
-from .huang import HuangM3 as HuangM3
+from .huang import HuangM1 as HuangM1, HuangM2 as HuangM2, HuangM3 as HuangM3
 from .kerple import Kerple as Kerple
 from .log_cpb import LogCPB as LogCPB
 from .music import Music as Music
@@ -18,8 +16,7 @@ from .nezha import Nezha as Nezha
 from .projection_cache import project as project
 from .relation import Relation as Relation
 from .relative_2d import Relative2d as Relative2d
-from .relative_key import RelativeKey as RelativeKey
-from .relative_key import RelativeKeyQuery as RelativeKeyQuery
+from .relative_key import RelativeKey as RelativeKey, RelativeKeyQuery as RelativeKeyQuery
 from .rope import RoPE as RoPE
 from .sandwich import Sandwich as Sandwich
 from .shaw import Shaw as Shaw
