@@ -107,9 +107,9 @@ def test_a_decoder_trains_alike():
         assert torch.allclose(model(**inputs, use_cache=False).logits[real], plain, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["relation", "relative_2d", "xlnet"])
+@pytest.mark.parametrize("name", SCHEMES)
 def test_rows_keep_their_own_inputs(name):
-    """In several groups, whose rows are not in the order of the batch."""
+    """In several groups, out of the order of the batch, which may share the terms of the longest."""
     model = tiny_model(RelPosBertModel, name, max_position_embeddings=40).double()
     real = padding([20, 40, 33, 9], 40)
     inputs = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
