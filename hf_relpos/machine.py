@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from .host.declarations import NEEDS, missing
+from .host.declarations import LIVE, NEEDS, missing
 from .host.transformers import CACHE_NAMES
 from .live import optimize
 from .models.capabilities import explain_backend, probe_call
@@ -60,6 +60,9 @@ STOCK: dict[str, dict[str, Any]] = {
     "esm": {"pad_token_id": 1, "position_embedding_type": "rotary"},
     "umt5": {"d_ff": 48, "d_kv": 16},
 }
+for _kind, _name in (("gte", "GteModel"), ("umt5", "UMT5Stack")):
+    if not LIVE[_name].is_released:  # the installed Transformers is too old
+        del STOCK[_kind]
 ELSEWHERE = """
 import sys
 class Absent:

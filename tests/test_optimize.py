@@ -48,6 +48,7 @@ from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.cpu_gemm import FastLinear, Library
 from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.host.declarations import LIVE
 from hf_relpos.live import keywords
 from hf_relpos.live.low_precision import Bfloat16Linear
 from hf_relpos.live.unpadding import key_mask
@@ -76,7 +77,9 @@ ROTARY = {
         ("ESM-2", "Esm", {"pad_token_id": 0, "position_embedding_type": "rotary", "mask_token_id": 4}),
     )
     if hasattr(transformers, f"{prefix}Model")
-} | {"UMT5": (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)}
+}
+if LIVE["UMT5Stack"].is_released:
+    ROTARY["UMT5"] = (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)
 MODELS |= ROTARY
 COPIES = ("BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "ERNIE", "DistilBERT")
 STOCK = ("v3", "v2 with projections of its own", "v2 absolute", "v1", "v1 absolute", "MPNet", "RoFormer")
@@ -695,7 +698,7 @@ def test_gelu_inside_the_product(name, onednn, monkeypatch):
 def test_an_unknown_keyword_is_an_error(name, accelerate):
     """In the head, in the model inside it, and in copies; but for attention of others, and before and after."""
     kind, fields = HEADED[name]
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 48}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
     model = getattr(transformers, name)(AutoConfig.for_model(kind, **sizes, vocab_size=50, **fields)).eval()
     ids = torch.full((1, 2, 5) if "Choice" in name else (1, 5), 7)
     before = model(ids, attention_masks=None)[0]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..host.declarations import LIVE as NEEDS_OF_LIVE
 from ..models.checks import Rule as FieldRule
 from .names import BASE_RULES, RULES, Rule
 
@@ -167,6 +168,9 @@ class LiveFamily:
         for module in found:
             if type(module) is not attention:
                 return f"{type(module).__name__} is a subclass of {attention.__name__} with code of its own"
+        need = NEEDS_OF_LIVE.get(self.container)
+        if need is not None and not need.is_released:
+            return f"it needs Transformers {need.release} or later"
         if any("forward" in vars(module) for module in (container, *found)):
             return "other code has replaced the forward method of its modules"
         if self.unsupported is None:

@@ -41,18 +41,20 @@ class Need:
         """The first release that has it."""
         return self.since or FLOOR[self.library]
 
+    @property
+    def is_released(self) -> bool:
+        """Whether the installed release is the first with it, or a later one."""
+        try:
+            return _numbers(importlib.metadata.version(self.library)) >= _numbers(self.release)
+        except importlib.metadata.PackageNotFoundError:
+            return False
+
     def missing(self) -> str | None:
         """What the installed release lacks of it, in one line.
 
         None if it lacks nothing, is older than the first release that has it, or is not installed.
         """
-        try:
-            version = importlib.metadata.version(self.library)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-        if _numbers(version) < _numbers(self.release):
-            return None
-        return self.lack(version)
+        return self.lack(importlib.metadata.version(self.library)) if self.is_released else None
 
     def lack(self, version: str = "") -> str | None:
         """What is not there, in one line, whatever the release; None if everything is."""
@@ -164,7 +166,7 @@ INTERMEDIATE = {
 LIVE |= {name: Need(f"{module}:{name}.forward", (STATES,)) for name, module in INTERMEDIATE.items()}
 ROTARY_MODELS = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "eurobert": "EuroBert", "gte": "Gte"}
 for place, prefix in (ROTARY_MODELS | {"jina_embeddings_v3": "JinaEmbeddingsV3"}).items():
-    file, since = f"transformers.models.{place}.modeling_{place}", "5.23" if place == "gte" else None
+    file, since = f"transformers.models.{place}.modeling_{place}", "5.18" if place == "gte" else None
     inputs = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
     LIVE[f"{prefix}Model"] = Need(f"{file}:{prefix}Model.forward", inputs, since)
     LIVE[f"{prefix}Attention"] = Need(f"{file}:{prefix}Attention.forward", (STATES, "position_embeddings"), since)
@@ -174,7 +176,8 @@ LIVE |= {
     "EsmEncoder": Need(f"{ESM}:EsmEncoder.forward", (STATES, "attention_mask", "position_embeddings")),
     "EsmSelfAttention": Need(f"{ESM}:EsmSelfAttention.forward", (STATES, "attention_mask", "position_embeddings")),
     "rotate Esm": Need(f"{ESM}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim")),
-    "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds")),
+    # layers of earlier releases do not hand on what the stack passes to their attention
+    "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
     "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
     "UMT5 buckets": Need(f"{UMT5}:UMT5Attention._relative_position_bucket", ("relative_position",)),
 }

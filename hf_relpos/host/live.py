@@ -16,10 +16,13 @@ def collects_outputs() -> bool:
 def records_of(model: Any) -> None:
     """Let a model of a substituted class return hidden states and attention weights as its stock class does.
 
-    Transformers looks up what a model records by the name of its class.
+    Transformers looks up what a model records by the name of its class, which in older releases is the key of a
+    `dict`, and which later ones find themselves.
     """
-    if not output_capturing._CAN_RECORD_REGISTRY.get(model):
-        output_capturing._CAN_RECORD_REGISTRY[model] = model._can_record_outputs
+    registry = output_capturing._CAN_RECORD_REGISTRY
+    key = str(type(model)) if type(registry) is dict else model
+    if not registry.get(key):
+        registry[key] = model._can_record_outputs
 
 
 def __getattr__(name: str) -> Any:
