@@ -1,6 +1,7 @@
 """`optimize`: a live model without its padding and with other products, beside what it was before the call."""
 
 import copy
+import dataclasses
 import importlib
 import itertools
 import pickle
@@ -714,6 +715,17 @@ def test_an_unknown_keyword_is_an_error(name, accelerate):
             keywords.reject_unknown_keywords(model, (), {"theirs": 1})
             model.config._attn_implementation = stock
     assert_equal_numbers(model(ids, attention_masks=None)[0], before, 1e-5)
+
+
+def test_a_model_whose_release_cannot_be_unpadded_is_left(monkeypatch):
+    """As UMT5 up to Transformers 5.14."""
+    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 32, "d_kv": 16, "d_ff": 48, "vocab_size": 50}
+    model = transformers.UMT5EncoderModel(transformers.UMT5Config(**sizes)).eval()
+    with optimize(model) as handle:
+        assert bool(handle.encoders) == LIVE["UMT5Stack"].is_released
+    monkeypatch.setitem(LIVE, "UMT5Stack", dataclasses.replace(LIVE["UMT5Stack"], since="99.0"))
+    handle = optimize(model)
+    assert not handle.encoders and "it needs Transformers 99.0 or later" in handle.left[0].reason
 
 
 def test_decoders_are_left():
