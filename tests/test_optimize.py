@@ -651,17 +651,24 @@ def test_an_encoder_that_is_not_known_is_said():
     assert "left the model (FNetModel): its attention and padding are not known here" in str(optimize(model))
 
 
-@pytest.mark.parametrize("name", ["BERT", "v3", "v1", "MPNet", "RoFormer", "harmonic"])
-def test_gelu_inside_the_product(name, onednn, monkeypatch):
+# T5 of v1.1 has a GELU that is gated. XLNet and T5 of v1.0 have no part in `FEED_FORWARD`.
+FUSED = ["BERT", "v3", "v1", "MPNet", "RoFormer", "DistilBERT", "harmonic", "T5", *ROTARY]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_activations_inside_the_product(name, onednn, monkeypatch):
     """In inference; with hooks on its parts, a replaced forward, or gradients, stock's code runs."""
     calls, real = [], real_tokens(LENGTHS["groups"])
-    fused = cpu_gemm.onednn_linear_gelu
-    monkeypatch.setattr(cpu_gemm, "onednn_linear_gelu", lambda *given: calls.append(1) or fused(*given))
-    model, inputs = build(name, torch.float32), batch()
+    fused = cpu_gemm.onednn_activation
+    monkeypatch.setattr(cpu_gemm, "onednn_activation", lambda *given: calls.append(1) or fused(*given))
+    gated = {"feed_forward_proj": "gated-gelu"} if name in ("T5", "UMT5") else {}
+    model, inputs = build(name, torch.float32, **gated), batch()
     with torch.no_grad():
         before = model(**inputs)[0]
     handle = optimize(model)
-    half = next(module for module in model.modules() if hasattr(module, "intermediate_act_fn"))
+    part = next(module for module in model.modules() if type(module).__name__.startswith("Fused"))
+    linear = getattr(part, part.parts.linear)
+    activation = getattr(part, part.parts.activation) if part.parts.activation else linear
 
     def count() -> int:
         calls.clear()
@@ -669,19 +676,19 @@ def test_gelu_inside_the_product(name, onednn, monkeypatch):
             assert_equal_numbers(model(**inputs)[0][real], before[real], 1e-5)
         return len(calls)
 
-    assert count() == 2 and isinstance(pickle.loads(pickle.dumps(half)), type(half))
-    for part in (half.dense, half.intermediate_act_fn):
-        hook = part.register_forward_hook(lambda module, args, out: None)
+    assert count() == 2 and isinstance(pickle.loads(pickle.dumps(part)), type(part))
+    for inner in (linear, activation):
+        hook = inner.register_forward_hook(lambda module, args, out: None)
         assert count() == 1
         hook.remove()
-    half.dense.forward = half.dense.forward
+    linear.forward = linear.forward
     assert count() == 1
-    del half.dense.forward
+    del linear.forward
     hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: None)
     assert count() == 0
     hook.remove()
     with pytest.MonkeyPatch.context() as patch:
-        kind = type(half.intermediate_act_fn)
+        kind = type(activation)
         stock = kind.forward
         patch.setattr(kind, "forward", lambda self, states: stock(self, states))
         assert count() == 0
@@ -690,7 +697,7 @@ def test_gelu_inside_the_product(name, onednn, monkeypatch):
     results(model, inputs)
     assert not calls
     handle.undo()
-    assert count() == 0 and type(half).__module__.startswith("transformers.")
+    assert count() == 0 and type(part).__module__.startswith("transformers.")
 
 
 @pytest.mark.parametrize("accelerate", [optimize, accelerate_attention])

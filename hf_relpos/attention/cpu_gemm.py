@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..host.torch import has_onednn_linear, onednn_linear, onednn_linear_gelu, onednn_matmul
+from ..host.torch import has_onednn_linear, onednn_activation, onednn_linear, onednn_matmul
 from .tracing import is_traced, is_transformed
 
 
@@ -174,19 +174,34 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
     """
     if not _is_plain(rows, weight, bias) or not linear_library().is_used:
         return nn.functional.linear(rows, weight, bias)
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (rows, weight, bias)):
+    if has_gradients(rows, weight, bias):
         out: torch.Tensor = _Linear.apply(rows, weight, bias)
         return out
     return onednn_linear(rows, weight, bias)
 
 
-def linear_gelu(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
-    """GELU of `linear` in one pass, without gradients; None where oneDNN is not used, or gradients are wanted."""
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (rows, weight, bias)):
+def linear_activation(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor | None:
+    """An activation of `linear` in one pass, without gradients; None where oneDNN is not used, or for gradients.
+
+    Args:
+        rows: (…, D).
+        weight: (E, D).
+        bias: (E,), or None.
+        activation: "gelu", "gelu_tanh" or "silu".
+
+    Returns:
+        (…, E).
+    """
+    if has_gradients(rows, weight, bias) or not _is_plain(rows, weight, bias) or not linear_library().is_used:
         return None
-    if not _is_plain(rows, weight, bias) or not linear_library().is_used:
-        return None
-    return onednn_linear_gelu(rows, weight, bias)
+    return onednn_activation(rows, weight, bias, activation)
+
+
+def has_gradients(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd records what is computed of these tensors."""
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
 def _is_plain(*tensors: torch.Tensor | None) -> bool:

@@ -151,19 +151,66 @@ LIVE = {
     "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
     "RoFormerSinusoidalPositionalEmbedding": Need(f"{ROFORMER}:RoFormerSinusoidalPositionalEmbedding"),
 }
-INTERMEDIATE = {
-    "BertIntermediate": BERT,
-    "CamembertIntermediate": "transformers.models.camembert.modeling_camembert",
-    "DebertaIntermediate": DEBERTA,
-    "DebertaV2Intermediate": DEBERTA_V2,
-    "ElectraIntermediate": "transformers.models.electra.modeling_electra",
-    "ErnieIntermediate": "transformers.models.ernie.modeling_ernie",
-    "MPNetIntermediate": MPNET,
-    "RoFormerIntermediate": ROFORMER,
-    "RobertaIntermediate": "transformers.models.roberta.modeling_roberta",
-    "XLMRobertaIntermediate": "transformers.models.xlm_roberta.modeling_xlm_roberta",
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The names inside a stock feed-forward part, or inside its first half.
+
+    Attributes:
+        file: the module of Transformers.
+        linear: the linear layer under the activation.
+        activation: its module; empty where the code calls GELU itself.
+        factor: the linear layer that the activation is multiplied with; "" for none, or `linear` for its second half.
+        rest: what comes after.
+        since: the release that has the class.
+    """
+
+    file: str
+    linear: str = "dense"
+    activation: str = "intermediate_act_fn"
+    factor: str = ""
+    rest: tuple[str, ...] = ()
+    since: str | None = None
+
+
+def _gated(file: str, *rest: str, since: str | None = None) -> FeedForward:
+    return FeedForward(file, "gate_proj", "act_fn", "up_proj", (*rest, "down_proj"), since)
+
+
+def _gated_t5(file: str) -> FeedForward:
+    return FeedForward(file, "wi_0", "act", "wi_1", ("dropout", "wo"))
+
+
+ESM, UMT5 = "transformers.models.esm.modeling_esm", "transformers.models.umt5.modeling_umt5"
+NOMIC, GTE = "transformers.models.nomic_bert.modeling_nomic_bert", "transformers.models.gte.modeling_gte"
+MODERN = "transformers.models.modernbert.modeling_modernbert"
+JINA_V3 = "transformers.models.jina_embeddings_v3.modeling_jina_embeddings_v3"
+FEED_FORWARD = {
+    "BertIntermediate": FeedForward(BERT),
+    "CamembertIntermediate": FeedForward("transformers.models.camembert.modeling_camembert"),
+    "DebertaIntermediate": FeedForward(DEBERTA),
+    "DebertaV2Intermediate": FeedForward(DEBERTA_V2),
+    "ElectraIntermediate": FeedForward("transformers.models.electra.modeling_electra"),
+    "ErnieIntermediate": FeedForward("transformers.models.ernie.modeling_ernie"),
+    "EsmIntermediate": FeedForward(ESM, activation=""),
+    "EuroBertMLP": _gated("transformers.models.eurobert.modeling_eurobert"),
+    "FFN": FeedForward(
+        "transformers.models.distilbert.modeling_distilbert", "lin1", "activation", rest=("lin2", "dropout")
+    ),
+    "GteMLP": _gated(GTE, "dropout", since="5.18"),
+    "JinaEmbeddingsV3MLP": FeedForward(JINA_V3, "fc1", "activation_fn", rest=("fc2",)),
+    "MPNetIntermediate": FeedForward(MPNET),
+    "MT5DenseGatedActDense": _gated_t5(MT5),
+    "ModernBertMLP": FeedForward(MODERN, "Wi", "act", "Wi", ("drop", "Wo")),
+    "NomicBertMLP": _gated(NOMIC),
+    "RoFormerIntermediate": FeedForward(ROFORMER),
+    "RobertaIntermediate": FeedForward("transformers.models.roberta.modeling_roberta"),
+    "T5DenseGatedActDense": _gated_t5(T5),
+    "UMT5DenseGatedActDense": _gated_t5(UMT5),
+    "XLMRobertaIntermediate": FeedForward("transformers.models.xlm_roberta.modeling_xlm_roberta"),
 }
-LIVE |= {name: Need(f"{module}:{name}.forward", (STATES,)) for name, module in INTERMEDIATE.items()}
+LIVE |= {name: Need(f"{each.file}:{name}.forward", (), each.since) for name, each in FEED_FORWARD.items()}
 ROTARY_MODELS = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "eurobert": "EuroBert", "gte": "Gte"}
 for place, prefix in (ROTARY_MODELS | {"jina_embeddings_v3": "JinaEmbeddingsV3"}).items():
     file, since = f"transformers.models.{place}.modeling_{place}", "5.18" if place == "gte" else None
@@ -171,7 +218,6 @@ for place, prefix in (ROTARY_MODELS | {"jina_embeddings_v3": "JinaEmbeddingsV3"}
     LIVE[f"{prefix}Model"] = Need(f"{file}:{prefix}Model.forward", inputs, since)
     LIVE[f"{prefix}Attention"] = Need(f"{file}:{prefix}Attention.forward", (STATES, "position_embeddings"), since)
     LIVE[f"rotate {prefix}"] = Need(f"{file}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim"), since)
-ESM, UMT5 = "transformers.models.esm.modeling_esm", "transformers.models.umt5.modeling_umt5"
 LIVE |= {
     "EsmEncoder": Need(f"{ESM}:EsmEncoder.forward", (STATES, "attention_mask", "position_embeddings")),
     "EsmSelfAttention": Need(f"{ESM}:EsmSelfAttention.forward", (STATES, "attention_mask", "position_embeddings")),

@@ -18,9 +18,16 @@ def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return out
 
 
-def onednn_linear_gelu(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """GELU of it, by its formula with erf, in the same pass."""
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "gelu", [], "none")
+# The names and algorithms of activations in that operator.
+ONEDNN_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
+
+
+def onednn_activation(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    """An activation of `onednn_linear` in the same pass."""
+    name, algorithm = ONEDNN_ACTIVATIONS[activation]
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, name, [], algorithm)
     return out
 
 
