@@ -9,9 +9,10 @@
 Two layers of the size of a base model (hidden size 768, 12 heads), random weights, no dropout, float32. Cases: full
 rows; 32 padded rows, whose lengths are the quantiles of a log-normal distribution from 8 to 190 (28 % are tokens); and
 the same rows sorted by length into batches of 8, as sentence-transformers makes them. Forward passes, and training
-steps (a loss of the states of tokens, backward), by one thread. Peers: onnxruntime, onnx, onnxscript, openvino and
-nncf, each left out where it is not installed. The graph of ONNX Runtime and OpenVINO is that of the stock model by
-torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one and `nncf.quantize` in the other.
+steps (a loss of the states of tokens, backward), by one thread. Peers: onnxruntime, onnx, onnxscript, openvino, nncf
+and disentangled-flash, each left out where it is not installed. The graph of ONNX Runtime and OpenVINO is that of the
+stock model by torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one and `nncf.quantize` in
+the other.
 
 Before any time is taken the states of all tokens are compared with stock's, and after a training step the gradients;
 where ours differ by more than 1e-5 in float32 the run ends. Memory is the growth of the largest resident size over a
@@ -74,17 +75,10 @@ FAMILIES = {  # class, configuration
     "GTE": ("GteModel", ROTARY),
     "EuroBERT": ("EuroBertModel", ROTARY),
     "Jina v3": ("JinaEmbeddingsV3Model", ROTARY),
+    "ESM-2": ("EsmModel", {**ROTARY, "position_embedding_type": "rotary", "token_dropout": False, "mask_token_id": 4}),
+    "UMT5 encoder": ("UMT5EncoderModel", {**T5, **GATED}),
 }
-ABSOLUTE = (
-    "BERT",
-    "RoBERTa",
-    "DistilBERT",
-    "ModernBERT",
-    "NomicBERT",
-    "GTE",
-    "EuroBERT",
-    "Jina v3",
-)  # no relative attention to accelerate
+RELATIVE_FAMILIES = ("DeBERTa v3", "DeBERTa v1", "MPNet", "RoFormer", "T5 encoder", "XLNet")
 FULL = {"1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
 LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention is most of the time; one round
 PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
@@ -237,7 +231,7 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         absent: filled with the peers that do not run, and why.
     """
     stock = model_of(family).eval()
-    ours = [OURS, BFLOAT16, INT8] if family in ABSOLUTE else [ATTENTION, OURS, BFLOAT16, INT8]
+    ours = [ATTENTION, OURS, BFLOAT16, INT8] if family in RELATIVE_FAMILIES else [OURS, BFLOAT16, INT8]
     models = {STOCK: stock, **{each: changed(stock, each) for each in ours}}
     if with_peers:
         models[COMPILED] = compiled(copy.deepcopy(stock))
@@ -363,6 +357,7 @@ ORDER = (
     "ONNX Runtime, int8",
     "OpenVINO",
     "OpenVINO, int8",
+    "disentangled-flash",
     ATTENTION,
     OURS,
     BFLOAT16,
@@ -381,8 +376,8 @@ Numbers are stock's time ÷ the time of the variant: higher is faster.
   largest state. Of a training step: of all gradients, relative to their norm.
 - The graph of ONNX Runtime and OpenVINO is the stock model's, exported once for all sizes; they have no training.
   int8 is `quantize_dynamic` of ONNX Runtime, and `nncf.quantize` for OpenVINO.
+- disentangled-flash is its PyTorch backend on the tokens alone (`forward_packed`), in inference.
 - Memory is what one training step adds to the resident size.
-
 - Real models encode sentences of STS-B (development part) in batches of 32 sorted by length; cosines are those of
   sentence vectors to stock's in float32.
 - Machines: family/model 26/2 has AVX-512 at full rate, and oneDNN is there twice as fast as MKL in float32. On 25/17

@@ -1,10 +1,13 @@
 """Other ways to run a stock encoder on the CPU by one thread: torch.compile, ONNX Runtime, OpenVINO; int8, too.
 
+disentangled-flash is for DeBERTa v2 and v3: its PyTorch backend, without padding.
+
 Each takes a model and the inputs that it is made with, and returns a call: inputs to the last hidden states. What is
 not installed raises ModuleNotFoundError.
 """
 
 import contextlib
+import copy
 import functools
 import io
 import logging
@@ -21,7 +24,7 @@ from torch import nn
 
 Inputs = dict[str, torch.Tensor]
 Run = Callable[[Inputs], torch.Tensor]
-PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "disentangled-flash")
 
 
 def versions() -> dict[str, str]:
@@ -134,6 +137,24 @@ def quantize_openvino(path: Path, samples: list[Inputs]) -> Any:
         )
 
 
+def disentangled_flash(model: Any) -> Run:
+    """A copy of a `DebertaV2Model` whose encoder runs on the tokens alone (`forward_packed`)."""
+    from disentangled_flash import enable_deberta_inference, pack_padded_with_info, unpack_packed
+
+    model = enable_deberta_inference(copy.deepcopy(model), backend="torch")
+
+    def run(inputs: Inputs) -> torch.Tensor:
+        mask = inputs["attention_mask"]
+        with torch.inference_mode():
+            states = model.embeddings(input_ids=inputs["input_ids"], mask=mask)
+            tokens, bounds, info = pack_padded_with_info(states, mask)
+            given = {"packed_info": info, "output_hidden_states": False}
+            found = model.encoder.forward_packed(tokens, bounds, info.max_seqlen, **given).last_hidden_state
+            return unpack_packed(found, bounds, mask.shape[1], packed_info=info)[0]
+
+    return run
+
+
 def runtimes(model: nn.Module, samples: list[Inputs]) -> Iterator[tuple[str, Callable[[], Run]]]:
     """Names of the graphs, each with what makes it; the files are there until the iterator is closed.
 
@@ -153,3 +174,5 @@ def runtimes(model: nn.Module, samples: list[Inputs]) -> Iterator[tuple[str, Cal
         yield "ONNX Runtime, int8", lambda: onnxruntime_session(quantize_onnx(graph()))
         yield "OpenVINO", lambda: openvino_model(str(graph()))
         yield "OpenVINO, int8", lambda: openvino_model(quantize_openvino(graph(), samples))
+        if type(model).__name__ == "DebertaV2Model":
+            yield "disentangled-flash", lambda: disentangled_flash(model)
