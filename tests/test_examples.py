@@ -5,6 +5,7 @@ import lzma
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -558,6 +559,37 @@ def test_a_student_comes_closer_to_its_teacher(data, relative, tmp_path):
     assert report["steps"] == 10 and report["losses"]["total"]["end"] < report["losses"]["total"]["start"]
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "out").config.position_embedding_type == "shaw"
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == 5000
+
+
+# A server ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_answers_requests_of_several_clients_in_batches():
+    """With threads that share one model; a request that fails does not stop the others."""
+    from fastapi.testclient import TestClient
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformer(str(CHECKPOINT), device="cpu")
+    texts = [["a cat"], ["the dog sat on the mat", "it"], ["b " * 40]] * 4
+    expected = [encoder.encode(each) for each in texts]
+    hf_relpos.optimize(encoder)
+    sizes = []
+
+    def encode(batch):
+        sizes.append(len(batch))
+        if "fail" in batch:
+            raise ValueError("fail")
+        return encoder.encode(batch)
+
+    app = import_script("run_server").build(encode, most=4, workers=2)
+    with TestClient(app, raise_server_exceptions=False) as client, ThreadPoolExecutor(12) as clients:
+        found = list(clients.map(lambda each: client.post("/embed", json=each).json(), texts))
+        assert client.post("/embed", json=["fail"]).status_code == 500
+        assert client.post("/embed", json="no list").status_code == 422
+        assert np.abs(client.post("/embed", json=["a cat"]).json() - expected[0]).max() < 1e-5
+    assert max(sizes) <= 5 and len(sizes) < len(texts) + 2
+    for one, other in zip(found, expected, strict=True):
+        assert np.abs(np.array(one) - other).max() < 1e-5 * np.abs(other).max()
 
 
 # What is refused --------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ import copy
 import dataclasses
 import importlib
 import itertools
+import multiprocessing
 import pickle
 import subprocess
 import sys
 import threading
 from functools import partial
 
+import numpy
 import pytest
 import torch
 import transformers
@@ -137,6 +139,11 @@ def batch(real: torch.Tensor | str = "groups", seed: int = 1) -> dict[str, torch
     real = real_tokens(LENGTHS[real]) if isinstance(real, str) else real
     torch.manual_seed(seed)
     return {"input_ids": torch.randint(3, 50, real.shape), "attention_mask": real.long()}
+
+
+def states_of(model: nn.Module, inputs: dict[str, torch.Tensor]) -> numpy.ndarray:
+    with torch.inference_mode():
+        return model(**inputs)[0].numpy()
 
 
 def is_unpadded(states: torch.Tensor, inputs: dict[str, torch.Tensor]) -> bool:
@@ -698,6 +705,17 @@ def test_activations_inside_the_product(name, onednn, monkeypatch):
     assert not calls
     handle.undo()
     assert count() == 0 and type(part).__module__.startswith("transformers.")
+
+
+@torch.inference_mode()
+def test_a_process_that_forks_after_a_call(onednn):
+    """As servers with a preloaded model do."""
+    model, inputs = build("v3", torch.float32), batch()
+    optimize(model)
+    expected = model(**inputs)[0].numpy()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found = pool.apply_async(states_of, (model, inputs)).get(timeout=60)
+    assert_equal_numbers(torch.from_numpy(found), torch.from_numpy(expected), 1e-6)
 
 
 @pytest.mark.parametrize("accelerate", [optimize, accelerate_attention])

@@ -30,6 +30,7 @@ CARDS = {
     "benchmarks/cpu-model-quick.json": "bench_model",
     "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/cpu-window.json": "bench_window",
+    "benchmarks/server.json": "bench_server",
     "families.json": "family_parity",
     "fuzz.json": "reliability",
     "mutants.json": "mutants",
