@@ -38,7 +38,7 @@ import torch
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
 from shared.process import start_quietly
-from shared.reports import Table, describe, markdown_sections, print_tables, write_report
+from shared.reports import Table, machine_and_versions, print_tables, write_report
 from shared.runtimes import Inputs, Run, compiled, runtimes, versions
 
 
@@ -102,8 +102,8 @@ EXACT = (ATTENTION, OURS)
 PASSES = ("forward", "training")
 LARGEST_ERROR = 1e-5
 PROTOCOL = (
-    "CPU seconds of the process (time.process_time), which other jobs on the machine change less than wall time; "
-    "variants take turns; the median of the rounds after the first; of the longest rows one round"
+    "CPU seconds of the process (time.process_time), variants in turns, the median of the rounds after the first; of "
+    "the longest rows one round"
 )
 
 
@@ -371,27 +371,22 @@ ORDER = (
 
 INTRODUCTION = """# Stock encoders on the CPU, and what makes them faster
 
-Two layers of a base model's shape, random weights, float32, one thread, all variants in turn in one process.
-`optimize` is `hf_relpos.optimize`; `accelerate_attention` changes the attention alone ([live models](../../live.md)).
-Numbers are stock's time ÷ the time of the variant: higher is faster.
+Stock's time ÷ that of each variant (higher is faster). Two layers of a base model's shape, random weights, float32.
+`optimize` is `hf_relpos.optimize`, `accelerate_attention` changes the attention alone ([live models](../../live.md)).
 
-- "4 × 512" is 4 full rows of 512 tokens. "32 rows" have 8 to 190 tokens each: "padded" in one batch, of which
-  {real:.0f} % are tokens; "sorted" by length into batches of 8, as sentence-transformers makes them.
-- Errors are the largest of all cases. Of a forward pass: of the states of tokens, against stock's, relative to the
-  largest state. Of a training step: of all gradients, relative to their norm.
-- The graph of ONNX Runtime and OpenVINO is the stock model's, exported once for all sizes; they have no training.
-  int8 is `quantize_dynamic` of ONNX Runtime, and `nncf.quantize` for OpenVINO.
-- Memory is what one training step adds to the resident size.
+- "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" in one batch, {real:.0f} % of it
+  tokens, or "sorted" by length into batches of 8.
+- Errors are against stock, the largest of all cases: of the states of tokens relative to the largest state, of
+  gradients relative to their norm.
+- ONNX Runtime and OpenVINO run the stock model's graph, in int8 by `quantize_dynamic` and `nncf.quantize`.
+- Times: {protocol}.
+  Export, quantization and compilation are not counted. Differences below a tenth are noise.
 
-- Real models encode sentences of STS-B (development part) in batches of 32 sorted by length; cosines are those of
-  sentence vectors to stock's in float32.
-- Machines: family/model 26/2 has AVX-512 at full rate, and oneDNN is there twice as fast as MKL in float32. On 25/17
-  both are alike, so that float32 gains by attention and padding alone.
-
-Limits: weights of the two-layer models are random, so that errors of int8 and bfloat16 are those of real models only
-where these are named. Differences below a tenth are noise. Other processors and more threads give other numbers.
-Time to export, to quantize and to compile is not counted.
+**What they show.** Without padding `optimize` is about as fast as ONNX Runtime, with padding several times faster. On
+family/model 26/2 oneDNN multiplies float32 twice as fast as MKL; on 25/17 both are alike, so float32 gains only by
+attention and padding. Sentence vectors in int8 stay close to float32's; those of ONNX Runtime's dynamic int8 may not.
 """
+BRIEF = ("8 × 128", PADDED, "1 × 1,024")  # what is shown of many families
 
 
 def faster(rows: list[dict], name: str, case: str) -> str:
@@ -409,31 +404,26 @@ def largest_error(rows: list[dict], name: str) -> str:
 
 
 def tables_of(runs: dict[str, dict]) -> list[Table]:
-    """Tables of the families that were measured by one command."""
-    found: list[Table] = []
-    for kind in PASSES:
-        lines, cases = [], []
-        for family, run in runs.items():
+    """Tables of the families that were measured by one command: times, and memory where it was measured."""
+    measured = dict.fromkeys(row["case"] for run in runs.values() for row in run["times"])
+    cases = [case for case in measured if len(runs) < 3 or case in BRIEF]
+    lines = []
+    for family, run in runs.items():
+        for kind in PASSES:
             rows = [row for row in run["times"] if row["pass"] == kind]
-            cases = cases or [row["case"] for row in rows]
-            for name in ORDER:
-                if any(name in row["seconds"] for row in rows) and (name != STOCK or len(runs) == 1):
-                    label = [name] if len(runs) == 1 else [family, name]
-                    lines.append([*label, *(faster(rows, name, case) for case in cases), largest_error(rows, name)])
-        of = f"{next(iter(runs))}: t" if len(runs) == 1 else "T"
-        said = "forward pass" if kind == "forward" else "training step"
-        error = "largest error of states" if kind == "forward" else "error of gradients"
-        if lines:
-            head = ["", *cases, error] if len(runs) == 1 else ["family", "", *cases, error]
-            found.append((f"{of}imes faster than stock, {said}", head, lines))
+            shown = [name for name in ORDER[1:] if any(name in row["seconds"] for row in rows)]
+            for name in shown if len(runs) < 3 else [each for each in shown if each != ATTENTION]:
+                label = [family] * (len(runs) > 1) + [name if kind == "forward" else f"{name}, training step"]
+                lines.append([*label, *(faster(rows, name, case) for case in cases), largest_error(rows, name)])
+    head = ["family"] * (len(runs) > 1)
+    found: list[Table] = [(", ".join(runs), [*head, "", *cases, "error"], lines)]
     grown = [
-        [family, run["longest"], f"{of[STOCK]:.0f}", f"{of[OURS]:.0f}", f"{of[STOCK] / of[OURS]:.1f}"]
+        [family, run["longest"], f"{run['memory'][STOCK]:.0f}", f"{run['memory'][OURS]:.0f}"]
         for family, run in runs.items()
-        if (of := run["memory"])
+        if run["memory"]
     ]
     if grown:
-        columns = ["family", "case", "stock, MB", "optimize, MB", "ratio"]
-        found.append((f"Memory of a training step{f', {grown[0][0]}' if len(grown) == 1 else ''}", columns, grown))
+        found.append(("Memory of a training step", ["MB", "", "stock", "optimize"], grown))
     return found
 
 
@@ -445,9 +435,9 @@ def sentence_tables(runs: dict[str, dict]) -> list[Table]:
         for row in run["rows"]:
             mean, least = row["cosine"]
             ratio = f"{stock['seconds'] / row['seconds']:.2f}"
-            numbers = [f"{row['seconds']:.1f}", ratio, f"{mean:.4f}", f"{least:.4f}", f"{row['spearman']:.2f}"]
+            numbers = [ratio, f"{mean:.4f}", f"{least:.4f}", f"{row['spearman']:.2f}"]
             lines.append([row["model"], row["variant"], *numbers])
-    columns = ["model", "", "CPU s", "times faster", "cosine to float32", "the least", "Spearman × 100"]
+    columns = ["model", "", "times faster", "cosine to float32", "the least", "Spearman × 100"]
     return [(f"Real models, {stock['sentences']} sentences", columns, lines)]
 
 
@@ -470,16 +460,16 @@ def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
 
 def card(results: dict) -> str:
     """cpu-encoder.md."""
+    from hf_relpos.console import markdown_table
+
     real = 100 * sum(lengths_of()) / (len(lengths_of()) * max(lengths_of()))
-    text = INTRODUCTION.format(real=real)
-    machines: list[str] = []
+    text = INTRODUCTION.format(real=real, protocol=PROTOCOL)
     for about, absent, parts in tables(results):
-        machines.append(machine(about))
-        if machines[-1] != machines[0]:  # titles differ
-            parts = [(f"{title} ({machines[-1]})", columns, rows) for title, columns, rows in parts]
         left = "".join(f"\n{name} is left out: {why}\n" for name, why in absent.items())
         packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
-        text += f"\n{describe(about)}\nPeers: {packages or 'none'}.\n{left}{markdown_sections(parts)}"
+        peers = f"\nPeers: {packages}.\n" if packages else ""
+        text += f"\n## {parts[0][0]} ({machine(about)})\n\n{machine_and_versions(about)}\n\n`{about['command']}`\n"
+        text += peers + left + "".join(f"\n{markdown_table(columns, rows)}\n" for _, columns, rows in parts)
     return text
 
 
