@@ -378,6 +378,8 @@ Stock's time ÷ that of each variant (higher is faster). Two layers of a base mo
   tokens, or "sorted" by length into batches of 8.
 - Errors are against stock, the largest of all cases: of the states of tokens relative to the largest state, of
   gradients relative to their norm.
+- ρ: Spearman's, of the cosines of sentence pairs with the scores of STS-B.
+- Memory is what a training step of the longest case adds to the resident size.
 - ONNX Runtime and OpenVINO run the stock model's graph, in int8 by `quantize_dynamic` and `nncf.quantize`.
 - Times: {protocol}.
   Export, quantization and compilation are not counted. Differences below a tenth are noise.
@@ -405,40 +407,51 @@ def largest_error(rows: list[dict], name: str) -> str:
 
 def tables_of(runs: dict[str, dict]) -> list[Table]:
     """Tables of the families that were measured by one command: times, and memory where it was measured."""
-    measured = dict.fromkeys(row["case"] for run in runs.values() for row in run["times"])
-    cases = [case for case in measured if len(runs) < 3 or case in BRIEF]
+    cases = list(dict.fromkeys(row["case"] for run in runs.values() for row in run["times"]))
+    measured = {family: run["memory"] for family, run in runs.items() if run["memory"]}
+    grown = {family: [f"{of[STOCK]:.0f}", f"{of[OURS]:.0f}"] for family, of in measured.items()}
+    title = ", ".join(runs)
+
+    def rows_of(family: str, kind: str) -> list[dict]:
+        return [row for row in runs[family]["times"] if row["pass"] == kind]
+
+    if len(runs) > 2:  # a row for each family
+        cases = [case for case in cases if case in BRIEF]
+        shown = [(OURS, "forward"), (BFLOAT16, "forward"), (OURS, "training")]
+        lines = []
+        for family in runs:
+            cells = [[faster(rows_of(family, kind), name, case) for name, kind in shown] for case in cases]
+            cells += [[largest_error(rows_of(family, kind), name) for name, kind in shown], grown.get(family, ["–"])]
+            lines.append([family, *(" / ".join(each) for each in cells)])
+        return [(title, ["optimize / bfloat16 / training step", *cases, "error", "MB, stock / optimize"], lines)]
     lines = []
-    for family, run in runs.items():
-        for kind in PASSES:
-            rows = [row for row in run["times"] if row["pass"] == kind]
-            shown = [name for name in ORDER[1:] if any(name in row["seconds"] for row in rows)]
-            for name in shown if len(runs) < 3 else [each for each in shown if each != ATTENTION]:
-                label = [family] * (len(runs) > 1) + [name if kind == "forward" else f"{name}, training step"]
-                lines.append([*label, *(faster(rows, name, case) for case in cases), largest_error(rows, name)])
-    head = ["family"] * (len(runs) > 1)
-    found: list[Table] = [(", ".join(runs), [*head, "", *cases, "error"], lines)]
-    grown = [
-        [family, run["longest"], f"{run['memory'][STOCK]:.0f}", f"{run['memory'][OURS]:.0f}"]
-        for family, run in runs.items()
-        if run["memory"]
-    ]
+    for kind in PASSES:
+        every = [row for family in runs for row in rows_of(family, kind)]
+        for name in (each for each in ORDER[1:] if any(each in row["seconds"] for row in every)):
+            cells = [faster(rows_of(family, kind), name, case) for family in runs for case in cases]
+            label = name if kind == "forward" else f"{name}, training step"
+            lines.append([label, *cells, largest_error(every, name)])
+    head = [f"{family}, {case}" if len(runs) > 1 else case for family in runs for case in cases]
+    found: list[Table] = [(title, ["", *head, "error"], lines)]
     if grown:
-        found.append(("Memory of a training step", ["MB", "", "stock", "optimize"], grown))
+        memory = [[family, runs[family]["longest"], *numbers] for family, numbers in grown.items()]
+        found.append(("Memory of a training step", ["MB of a training step", "", "stock", "optimize"], memory))
     return found
 
 
 def sentence_tables(runs: dict[str, dict]) -> list[Table]:
     """Of the real models that were measured by one command."""
-    lines = []
+    cells: dict[str, list[str]] = {}
     for run in runs.values():
         stock = run["rows"][0]
         for row in run["rows"]:
             mean, least = row["cosine"]
             ratio = f"{stock['seconds'] / row['seconds']:.2f}"
-            numbers = [ratio, f"{mean:.4f}", f"{least:.4f}", f"{row['spearman']:.2f}"]
-            lines.append([row["model"], row["variant"], *numbers])
-    columns = ["model", "", "times faster", "cosine to float32", "the least", "Spearman × 100"]
-    return [(f"Real models, {stock['sentences']} sentences", columns, lines)]
+            cells.setdefault(row["variant"], []).extend([ratio, f"{mean:.4f} / {least:.4f}", f"{row['spearman']:.2f}"])
+    names = [run["rows"][0]["model"] for run in runs.values()]
+    columns = [f"{name}, {what}" for name in names for what in ("speed", "cosine to float32, mean / least", "ρ × 100")]
+    lines = [[variant, *found] for variant, found in cells.items()]
+    return [(f"Real models, {stock['sentences']} sentences", ["", *columns], lines)]
 
 
 def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
