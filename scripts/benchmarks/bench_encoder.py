@@ -388,6 +388,7 @@ Stock's time ÷ that of each variant (higher is faster). Two layers of a base mo
 family/model 26/2 oneDNN multiplies float32 twice as fast as MKL; on 25/17 both are alike, so float32 gains only by
 attention and padding. Sentence vectors in int8 stay close to float32's; those of ONNX Runtime's dynamic int8 may not.
 """
+PEERS = ("onnxruntime", "openvino", "nncf")  # whose releases the page names
 BRIEF = ("8 × 128", PADDED, "1 × 1,024")  # what is shown of many families
 
 
@@ -479,7 +480,7 @@ def card(results: dict) -> str:
     text = INTRODUCTION.format(real=real, protocol=PROTOCOL)
     for about, absent, parts in tables(results):
         left = "".join(f"\n{name} is left out: {why}\n" for name, why in absent.items())
-        packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
+        packages = ", ".join(f"{name} {about['packages'][name]}" for name in PEERS if name in about["packages"])
         peers = f"\nPeers: {packages}.\n" if packages else ""
         text += f"\n## {parts[0][0]} ({machine(about)})\n\n{machine_and_versions(about)}\n\n`{about['command']}`\n"
         text += peers + left + "".join(f"\n{markdown_table(columns, rows)}\n" for _, columns, rows in parts)

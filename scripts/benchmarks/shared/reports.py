@@ -22,8 +22,8 @@ def machine_and_versions(environment: dict[str, Any]) -> str:
 
 def describe(environment: dict[str, Any]) -> str:
     """What was run, where, and how it was timed, in paragraphs."""
-    about = machine_and_versions(environment)
-    return f"{about}\n\n`{environment['command']}`\n\nTimes: {environment['protocol']}.\n"
+    times = environment["protocol"].replace(", which other jobs on the machine change less than wall time", "")
+    return f"{machine_and_versions(environment)}\n\n`{environment['command']}`\n\nTimes: {times}.\n"
 
 
 def met(reached: bool) -> str:
