@@ -242,11 +242,12 @@ def tables(results: dict) -> list[Table]:
     lines = [[each.replace("– / –", "–") for each in line] for line in lines]
     head = [f"× {FLOOR}", *(f"L{length} B{batch}" for batch, length in columns)]
     tables: list[Table] = [("Forward / forward and backward", head, lines)]
-    head = ["MB beyond inputs", *(f"{kind}, L{length} B{batch}" for kind, batch, length in MEMORY)]
+    shown = [(kind, batch, length) for kind, batch, length in MEMORY if length != 1024]
+    head = ["MB beyond inputs", *(f"{kind}, L{length} B{batch}" for kind, batch, length in shown)]
     names = dict.fromkeys(row["variant"] for row in results["memory"])
     cells = {(row["variant"], row["pass"], row["length"]): f"{row['mb']:.0f}" for row in results["memory"]}
     tables.append(
-        ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in MEMORY)] for n in names])
+        ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in shown)] for n in names])
     )
     return [*tables, goals_table(against_goals(results))]
 

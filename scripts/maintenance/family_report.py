@@ -78,8 +78,7 @@ whose head is refused.
 NATIVE_HEAD = """
 ## Rotary classes of Transformers
 
-They have SDPA and flash attention there, and stay with their class. On a CPU `hf_relpos.optimize` takes padding out
-([Live models](live.md)): """
+They stay with their class, and `hf_relpos.optimize` takes padding out on a CPU ([Live models](live.md)): """
 
 
 def missing_heads(family: Family, config: dict[str, Any]) -> list[str]:
