@@ -34,14 +34,12 @@ PROTOCOL = (
 )
 INTRODUCTION = """# A corpus on the CPU
 
-[`run_encode.py`](../../serve.md#a-corpus) encodes a data set in shards with `hf_relpos.optimize`. Here it is beside
-plain sentence-transformers, with {model}. Tokens are real ones, without padding.
+[`run_encode.py`](../../serve.md#a-corpus) encodes a data set in shards with `hf_relpos.optimize`. Here it is compared
+with plain sentence-transformers, for {model}. Tokens are counted without padding.
 
-- Speed: {texts} abstracts of the ACL anthology, on average {length:.0f} tokens. The vectors of both differ by at most
-  {error:.0e} of the largest number. Of the two libraries inside PyTorch, `optimize` measured as the faster here for
-  linear layers: {library} ([products](../../live.md#products)).
+- Speed: {texts} abstracts of the ACL anthology, on average {length:.0f} tokens. The vectors differ by at most
+  {error:.0e} of the largest number. Linear layers ran by {library} ([products](../../live.md#products)).
 - Memory: the largest resident size of a process that encodes so many titles, in shards of {shard:,} rows.
-- The core hours of a million passages are an extrapolation from the speed: nobody ran them.
 
 Limits: one machine, one thread, one model. Differences below a tenth are noise.
 """
@@ -97,7 +95,7 @@ def tables_of(results: dict) -> list[Table]:
     rates = {name: run["tokens"] / seconds for name, seconds in run["seconds"].items()}
     hours = {name: PASSAGES * run["seconds"][name] / run["texts"] / 3600 for name in rates}
     rows = [[name, f"{rate:,.0f}", f"{rate / rates[PLAIN]:.2f}", f"{hours[name]:.1f}"] for name, rate in rates.items()]
-    columns = ["", "tokens a CPU second", "times plain", "core hours of a million passages, extrapolated"]
+    columns = ["", "tokens a CPU second", "× plain", "core hours of a million passages (extrapolated)"]
     grown = [[f"{each['rows']:,}", f"{each['tokens']:,}", f"{each['peak_mb']:,}"] for each in results["memory"]]
     return [("Speed", columns, rows), ("Memory", ["rows", "tokens", "largest resident size, MB"], grown)]
 

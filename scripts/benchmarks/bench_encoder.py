@@ -39,7 +39,7 @@ import torch
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
 from shared.process import start_quietly
-from shared.reports import Table, describe, markdown_sections, print_tables, write_report
+from shared.reports import Table, machine_and_versions, print_tables, write_report
 from shared.runtimes import Inputs, Run, compiled, runtimes, versions
 
 
@@ -96,8 +96,8 @@ EXACT = (ATTENTION, OURS)
 PASSES = ("forward", "training")
 LARGEST_ERROR = 1e-5
 PROTOCOL = (
-    "CPU seconds of the process (time.process_time), which other jobs on the machine change less than wall time; "
-    "variants take turns; the median of the rounds after the first; of the longest rows one round"
+    "CPU seconds of the process (time.process_time), variants in turns, the median of the rounds after the first; of "
+    "the longest rows one round"
 )
 
 
@@ -366,27 +366,26 @@ ORDER = (
 
 INTRODUCTION = """# Stock encoders on the CPU, and what makes them faster
 
-Two layers of a base model's shape, random weights, float32, one thread, all variants in turn in one process.
-`optimize` is `hf_relpos.optimize`; `accelerate_attention` changes the attention alone ([live models](../../live.md)).
-Numbers are stock's time ÷ the time of the variant: higher is faster.
+Stock's time ÷ that of each variant (higher is faster). Two layers of a base model's shape, random weights, float32.
+`optimize` is `hf_relpos.optimize`, `accelerate_attention` changes the attention alone ([live models](../../live.md)).
 
-- "4 × 512" is 4 full rows of 512 tokens. "32 rows" have 8 to 190 tokens each: "padded" in one batch, of which
-  {real:.0f} % are tokens; "sorted" by length into batches of 8, as sentence-transformers makes them.
-- Errors are the largest of all cases. Of a forward pass: of the states of tokens, against stock's, relative to the
-  largest state. Of a training step: of all gradients, relative to their norm.
-- The graph of ONNX Runtime and OpenVINO is the stock model's, exported once for all sizes; they have no training.
-  int8 is `quantize_dynamic` of ONNX Runtime, and `nncf.quantize` for OpenVINO.
+- "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" in one batch, {real:.0f} % of it
+  tokens, or "sorted" by length into batches of 8.
+- Errors are against stock, the largest of all cases: of the states of tokens relative to the largest state, of
+  gradients relative to their norm.
+- ρ: Spearman's, of the cosines of sentence pairs with the scores of STS-B.
+- Memory is what a training step of the longest case adds to the resident size.
+- ONNX Runtime and OpenVINO run the stock model's graph, in int8 by `quantize_dynamic` and `nncf.quantize`.
 - disentangled-flash is its PyTorch backend on the tokens alone (`forward_packed`), in inference.
-- Memory is what one training step adds to the resident size.
-- Real models encode sentences of STS-B (development part) in batches of 32 sorted by length; cosines are those of
-  sentence vectors to stock's in float32.
-- Machines: family/model 26/2 has AVX-512 at full rate, and oneDNN is there twice as fast as MKL in float32. On 25/17
-  both are alike, so that float32 gains by attention and padding alone.
+- Times: {protocol}.
+  Export, quantization and compilation are not counted. Differences below a tenth are noise.
 
-Limits: weights of the two-layer models are random, so that errors of int8 and bfloat16 are those of real models only
-where these are named. Differences below a tenth are noise. Other processors and more threads give other numbers.
-Time to export, to quantize and to compile is not counted.
+**What they show.** Without padding `optimize` is about as fast as ONNX Runtime, with padding several times faster. On
+family/model 26/2 oneDNN multiplies float32 twice as fast as MKL; on 25/17 both are alike, so float32 gains only by
+attention and padding. Sentence vectors in int8 stay close to float32's; those of ONNX Runtime's dynamic int8 may not.
 """
+PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash")  # whose releases the page names
+BRIEF = ("8 × 128", PADDED, "1 × 1,024")  # what is shown of many families
 
 
 def faster(rows: list[dict], name: str, case: str) -> str:
@@ -404,46 +403,52 @@ def largest_error(rows: list[dict], name: str) -> str:
 
 
 def tables_of(runs: dict[str, dict]) -> list[Table]:
-    """Tables of the families that were measured by one command."""
-    found: list[Table] = []
+    """Tables of the families that were measured by one command: times, and memory where it was measured."""
+    cases = list(dict.fromkeys(row["case"] for run in runs.values() for row in run["times"]))
+    measured = {family: run["memory"] for family, run in runs.items() if run["memory"]}
+    grown = {family: [f"{of[STOCK]:.0f}", f"{of[OURS]:.0f}"] for family, of in measured.items()}
+    title = ", ".join(runs)
+
+    def rows_of(family: str, kind: str) -> list[dict]:
+        return [row for row in runs[family]["times"] if row["pass"] == kind]
+
+    if len(runs) > 2:  # a row for each family
+        cases = [case for case in cases if case in BRIEF]
+        shown = [(OURS, "forward"), (BFLOAT16, "forward"), (OURS, "training")]
+        lines = []
+        for family in runs:
+            cells = [[faster(rows_of(family, kind), name, case) for name, kind in shown] for case in cases]
+            cells += [[largest_error(rows_of(family, kind), name) for name, kind in shown], grown.get(family, ["–"])]
+            lines.append([family, *(" / ".join(each) for each in cells)])
+        return [(title, ["optimize / bfloat16 / training step", *cases, "error", "MB, stock / optimize"], lines)]
+    lines = []
     for kind in PASSES:
-        lines, cases = [], []
-        for family, run in runs.items():
-            rows = [row for row in run["times"] if row["pass"] == kind]
-            cases = cases or [row["case"] for row in rows]
-            for name in ORDER:
-                if any(name in row["seconds"] for row in rows) and (name != STOCK or len(runs) == 1):
-                    label = [name] if len(runs) == 1 else [family, name]
-                    lines.append([*label, *(faster(rows, name, case) for case in cases), largest_error(rows, name)])
-        of = f"{next(iter(runs))}: t" if len(runs) == 1 else "T"
-        said = "forward pass" if kind == "forward" else "training step"
-        error = "largest error of states" if kind == "forward" else "error of gradients"
-        if lines:
-            head = ["", *cases, error] if len(runs) == 1 else ["family", "", *cases, error]
-            found.append((f"{of}imes faster than stock, {said}", head, lines))
-    grown = [
-        [family, run["longest"], f"{of[STOCK]:.0f}", f"{of[OURS]:.0f}", f"{of[STOCK] / of[OURS]:.1f}"]
-        for family, run in runs.items()
-        if (of := run["memory"])
-    ]
+        every = [row for family in runs for row in rows_of(family, kind)]
+        for name in (each for each in ORDER[1:] if any(each in row["seconds"] for row in every)):
+            cells = [faster(rows_of(family, kind), name, case) for family in runs for case in cases]
+            label = name if kind == "forward" else f"{name}, training step"
+            lines.append([label, *cells, largest_error(every, name)])
+    head = [f"{family}, {case}" if len(runs) > 1 else case for family in runs for case in cases]
+    found: list[Table] = [(title, ["", *head, "error"], lines)]
     if grown:
-        columns = ["family", "case", "stock, MB", "optimize, MB", "ratio"]
-        found.append((f"Memory of a training step{f', {grown[0][0]}' if len(grown) == 1 else ''}", columns, grown))
+        memory = [[family, runs[family]["longest"], *numbers] for family, numbers in grown.items()]
+        found.append(("Memory of a training step", ["MB of a training step", "", "stock", "optimize"], memory))
     return found
 
 
 def sentence_tables(runs: dict[str, dict]) -> list[Table]:
     """Of the real models that were measured by one command."""
-    lines = []
+    cells: dict[str, list[str]] = {}
     for run in runs.values():
         stock = run["rows"][0]
         for row in run["rows"]:
             mean, least = row["cosine"]
             ratio = f"{stock['seconds'] / row['seconds']:.2f}"
-            numbers = [f"{row['seconds']:.1f}", ratio, f"{mean:.4f}", f"{least:.4f}", f"{row['spearman']:.2f}"]
-            lines.append([row["model"], row["variant"], *numbers])
-    columns = ["model", "", "CPU s", "times faster", "cosine to float32", "the least", "Spearman × 100"]
-    return [(f"Real models, {stock['sentences']} sentences", columns, lines)]
+            cells.setdefault(row["variant"], []).extend([ratio, f"{mean:.4f} / {least:.4f}", f"{row['spearman']:.2f}"])
+    names = [run["rows"][0]["model"] for run in runs.values()]
+    columns = [f"{name}, {what}" for name in names for what in ("speed", "cosine to float32, mean / least", "ρ × 100")]
+    lines = [[variant, *found] for variant, found in cells.items()]
+    return [(f"Real models, {stock['sentences']} sentences", ["", *columns], lines)]
 
 
 def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
@@ -465,16 +470,16 @@ def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
 
 def card(results: dict) -> str:
     """cpu-encoder.md."""
+    from hf_relpos.console import markdown_table
+
     real = 100 * sum(lengths_of()) / (len(lengths_of()) * max(lengths_of()))
-    text = INTRODUCTION.format(real=real)
-    machines: list[str] = []
+    text = INTRODUCTION.format(real=real, protocol=PROTOCOL)
     for about, absent, parts in tables(results):
-        machines.append(machine(about))
-        if machines[-1] != machines[0]:  # titles differ
-            parts = [(f"{title} ({machines[-1]})", columns, rows) for title, columns, rows in parts]
         left = "".join(f"\n{name} is left out: {why}\n" for name, why in absent.items())
-        packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
-        text += f"\n{describe(about)}\nPeers: {packages or 'none'}.\n{left}{markdown_sections(parts)}"
+        packages = ", ".join(f"{name} {about['packages'][name]}" for name in PEERS if name in about["packages"])
+        peers = f"\nPeers: {packages}.\n" if packages else ""
+        text += f"\n## {parts[0][0]} ({machine(about)})\n\n{machine_and_versions(about)}\n\n`{about['command']}`\n"
+        text += peers + left + "".join(f"\n{markdown_table(columns, rows)}\n" for _, columns, rows in parts)
     return text
 
 

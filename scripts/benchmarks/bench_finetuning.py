@@ -141,9 +141,9 @@ MEAN_GOAL = -0.2  # points, over all tasks
 
 INTRODUCTION = """# Fine-tuning a converted model and its source
 
-Written by `python scripts/benchmarks/bench_finetuning.py`. The same recipe and flags for each model. Scores × 100 of
-the source, and for the others the difference to it: mean over the seeds, whose number is in brackets, ± its standard
-error. ✗ marks a missed goal: a task more than 1 point below the source, or a mean more than 0.2 below.
+Written by `python scripts/benchmarks/bench_finetuning.py`; each model has the same recipe and flags. Scores × 100 of
+the source, and the others' difference to it: mean over the seeds (their number) ± standard error. ✗: a missed goal, a
+task more than 1 point below the source or a mean more than 0.2 below.
 
 {about}
 """

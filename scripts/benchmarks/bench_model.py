@@ -184,8 +184,7 @@ def card(results: dict) -> str:
     """cpu-model.md."""
     return (
         f"# BERT-base on the CPU\n\n{describe(results['environment'])}\n"
-        f"Written by scripts/benchmarks/bench_model.py. Outputs differ "
-        f"from eager's by at most {max(results[DIFFERENCES].values()):.1e} of the largest number.\n"
+        f"Outputs differ from eager's by at most {max(results[DIFFERENCES].values()):.1e} of the largest number.\n"
         f"{markdown_sections(tables(results))}"
     )
 

@@ -38,13 +38,15 @@ HEAD = """# Relative families beside their own classes
 Written by `scripts/maintenance/family_parity.py` from the figures of {tests}:
 PyTorch {torch}, Transformers {transformers}, {date}.
 
-Models of random weights, read by our `from_pretrained`. The largest difference from the class of the family in
-Transformers, or for JinaBERT and MosaicBERT, which it does not have, from stored outputs of their own code: relative
-to the largest value, of outputs at real tokens and of the gradients of all parameters, over all heads of a family
-(families.json has each head). Stock DeBERTa, RoFormer and
-XLNet round some constants to float32; for the columns in float64 they are computed in float64. *exported again*:
-whether `hf_relpos.export_checkpoint` gives back config.json and every weight that is used, bit for bit. *ONNX*:
-onnxruntime beside our model in float32, at the exported length and another.
+Models of random weights, read by our `from_pretrained`. The largest difference over all heads, relative to the largest
+value, from the family's class in Transformers; for JinaBERT and MosaicBERT from stored outputs of their own code.
+
+- *outputs*: at real tokens. *gradients*: of all parameters.
+- float64: constants that stock DeBERTa, RoFormer and XLNet round to float32 are computed in float64.
+- *exported again*: `hf_relpos.export_checkpoint` gives back config.json and every weight that is used, bit for bit.
+- *ONNX*: ONNX Runtime against our model in float32, at the exported length and another.
+
+families.json has each head.
 
 """
 

@@ -46,42 +46,39 @@ PROBES: dict[str, list[dict[str, Any]]] = {
     ],
     "nomic_bert": [{"num_experts": 8}, {"prenorm": True}, {"activation_function": "gelu"}],
 }
-# Relative encoders that Transformers computes with SDPA and flash attention itself: by `model_type`, title and
-# positions. A test compares them with the installed release.
+# Rotary encoders that Transformers computes with SDPA and flash attention itself: titles by `model_type`. A test
+# compares them with the installed release.
 NATIVE = {
-    "modernbert": ("ModernBERT", "rotary"),
-    "nomic_bert": ("NomicBERT", "rotary"),
-    "gte": ("GTE", "rotary"),
-    "eurobert": ("EuroBERT", "rotary"),
-    "jina_embeddings_v3": ("Jina embeddings v3", "rotary"),
-    "esm": ("ESM-2", "rotary"),
+    "modernbert": "ModernBERT",
+    "nomic_bert": "NomicBERT",
+    "gte": "GTE",
+    "eurobert": "EuroBERT",
+    "jina_embeddings_v3": "Jina embeddings v3",
+    "esm": "ESM-2",
 }
 HEAD = """# Checkpoints that are read
 
 Written by `make families`, from the entries in `hf_relpos/families`.
 
-- **told by**: the field of config.json, or what else marks a checkpoint that calls itself `bert`.
-- **heads**: those whose outputs stay (`all`: BERT's nine); with an encoder, any of ours may be new.
-- **positions**: `absolute` ones are replaced or kept by a method of conversion; a relative scheme stays as it is.
-- **by**: `convert` writes a folder of ours; where `from_pretrained` stands too, our classes read the source itself.
-- **compared with**: what every conversion runs beside its result; where it runs nothing, tests compare with stored
-  outputs of the original code, and those of GTE, NomicBERT and Jina with Transformers' class of the same body.
+- **told by**: a field of config.json, or tensors of a checkpoint that calls itself `bert`.
+- **heads**: those that are kept, of BERT's nine (CausalLM: BERT's LMHeadModel). An encoder takes any of ours.
+- **positions**: a conversion replaces or keeps absolute ones. A relative scheme stays as it is.
+- **direct**: our `from_pretrained` reads the source itself. `hf-relpos convert` reads all.
+- **compared with**: the class of Transformers that every conversion runs beside its result. –: tests compare with
+  stored outputs of the original code, for GTE, NomicBERT and Jina also with Transformers' class of the same body.
 
 """
 REFUSED_HEAD = """
 ## What is refused
 
-`hf-relpos convert` and `from_pretrained` end in an error that says so; `architecture="…Model"` converts an encoder
+`hf-relpos convert` and `from_pretrained` raise an error that says why. `architecture="…Model"` converts an encoder
 whose head is refused.
 
 """
 NATIVE_HEAD = """
 ## Rotary classes of Transformers
 
-They have SDPA and flash attention there, and stay with their class. On a CPU `hf_relpos.optimize` takes padding out
-([Live models](live.md)).
-
-"""
+They stay with their class, and `hf_relpos.optimize` takes padding out on a CPU ([Live models](live.md)): """
 
 
 def missing_heads(family: Family, config: dict[str, Any]) -> list[str]:
@@ -104,20 +101,36 @@ def refusals(name: str) -> list[str]:
         reason = family.unsupported_reason({**example(name), **changes})
         if not reason:
             raise SystemExit(f"PROBES[{name!r}]: {changes} is not refused any more; take it out")
-        reasons.append(reason)
-    missing = missing_heads(family, example(name))
-    return reasons + ([f"the heads of {', '.join(missing)}, which compute something else"] if missing else [])
+        reasons.append(re.match(r"(?:[^:;{]|\{[^}]*\})*", reason)[0])  # the fields; the error says more
+    missing = [f"`{each}`" for each in missing_heads(family, example(name))]
+    return reasons + ([f"heads that compute something else: {', '.join(missing)}"] if missing else [])
+
+
+def page_row(name: str, family: Family) -> list[str]:
+    """What the page says of a family: a row of the command line's table, shortened."""
+    cells = dict(zip(COLUMNS, row(name, family), strict=True))
+    every = row("bert", FAMILIES["bert"])[COLUMNS.index("heads")].replace("LMHeadModel", "CausalLM").split(", ")
+    kept = cells["heads"].replace("LMHeadModel", "CausalLM").split(", ")
+    lacking = [head for head in every if head not in kept]
+    if set(kept) <= set(every) and len(lacking) < len(kept):
+        cells["heads"] = f"all but {', '.join(lacking)}" if lacking else "all"
+    return [
+        cells["checkpoints"],
+        cells["told by"].replace("model_type = ", "model_type="),
+        cells["heads"],
+        cells["positions"],
+        "✓" if "from_pretrained" in cells["by"] else "–",
+        "–" if family.stock is None else f"`{family.stock}`",
+    ]
 
 
 def page() -> str:
     """docs/families.md."""
-    heads = row("bert", FAMILIES["bert"])[COLUMNS.index("heads")]
-    rows = [["all" if cell == heads else cell for cell in row(name, family)[:-1]] for name, family in FAMILIES.items()]
-    text = HEAD + table(list(COLUMNS[:-1]), rows)  # without the release, which the command line has
-    refused = [[FAMILIES[name].title, reason] for name in FAMILIES for reason in refusals(name)]
-    text += REFUSED_HEAD + table(["checkpoints", "why"], refused)
-    native = [[title, f"`{kind}`", kinds] for kind, (title, kinds) in NATIVE.items()]
-    return text + NATIVE_HEAD + table(["checkpoints", "`model_type`", "positions"], native)
+    rows = [page_row(name, family) for name, family in FAMILIES.items()]
+    text = HEAD + table(["checkpoints", "told by", "heads", "positions", "direct", "compared with"], rows)
+    refused = [[family.title, "; ".join(refusals(name))] for name, family in FAMILIES.items()]
+    text += REFUSED_HEAD + table(["checkpoints", "refused"], [each for each in refused if each[1]])
+    return text + NATIVE_HEAD + ", ".join(f"{title} (`{kind}`)" for kind, title in NATIVE.items()) + ".\n"
 
 
 def section() -> str:

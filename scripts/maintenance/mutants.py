@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -182,7 +181,6 @@ def card(rows: dict[str, dict]) -> str:
     mutants = read_table()
     kept = {mutant.name: Outcome(**rows[mutant.name]) for mutant in mutants if mutant.name in rows}
     reduced, full = (sum(getattr(each, suite) for each in kept.values()) for suite in ("reduced", "full"))
-    kinds = Counter(mutant.kind for mutant in mutants if mutant.name in kept)
     lines = [
         "# Seeded faults and the suites that notice them",
         "",
@@ -192,10 +190,7 @@ def card(rows: dict[str, dict]) -> str:
         "",
         f"Of {len(kept)} mutants that were run, of {len(mutants)}, the reduced suite kills {reduced}, "
         f"the full one {full}.",
-        "",
-        "mutants.json says by which test. Kinds of faults, by how many there are:",
-        "",
-        ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()) + ".",
+        "mutants.json says which test kills each.",
     ]
     survivors = [m for m in mutants if m.name in kept and not (kept[m.name].reduced and kept[m.name].full)]
     lines += ["", "Survivors of a suite:", ""] if survivors else []

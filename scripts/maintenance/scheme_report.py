@@ -36,8 +36,8 @@ UNMEASURED = "*"
 ATTENTION = ("relpos", "eager", "sdpa", "flex_attention")
 CARD_HEAD = """# Position schemes
 
-Written by `make schemes`; terms and parameters are those of the default options. `hf-relpos schemes` says in a
-sentence what each does, `hf-relpos schemes NAME` its options.
+Written by `make schemes`, with the default options. `hf-relpos schemes` describes each in a sentence,
+`hf-relpos schemes NAME` its options.
 
 - **terms**: letters of the formula in `hf_relpos/attention/formula.py`; *input*: vectors added to the embeddings.
 - **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
@@ -46,7 +46,7 @@ sentence what each does, `hf-relpos schemes NAME` its options.
 A scheme of your own: [Extend](extending.md#a-scheme).
 
 """
-BACKENDS_HEAD = "\nComputed by `relpos` and `eager`, and by `sdpa` and `flex_attention` except as here:\n\n"
+BACKENDS_HEAD = "\n`relpos` and `eager` compute all schemes, `sdpa` and `flex_attention` all but these:\n\n"
 RANGE_HEAD = """
 ## Range, order and longer inputs
 
@@ -54,18 +54,23 @@ What the terms do past the range they were trained on, `position_options={"out_o
 
 """
 ORDER_HEAD = """
-**Order-blind**: without a causal mask, a reversed text gives reversed outputs.
+Order-blind, so that without a causal mask a reversed text gives reversed outputs: {}.
+
+What the source says of inputs longer than those trained on, where it says something:
 
 """
 PLOTS_HEAD = """
 ## What each scheme adds to the score
 
-A fresh layer with 12 heads and seed 0; learned tables are noise then, and show clipping, buckets and sharing by heads.
-A row for each head: what is added for the query in the middle of 64 tokens, over r = j − i, less its mean; hidden keys
-are grey. q·A and k·B are shown for the mean query and key of random tokens; rotations and gains by what they change in
-the product of a vector of length 1 with itself; V acts on the values and is not shown. Grid schemes see 8 × 8 tokens,
-`relation` edges to the next token and to the fourth. Of vectors that are added to the input, the cosines of all pairs.
-A trained model: `hf-relpos plot CHECKPOINT`.
+A fresh layer with 12 heads and seed 0, whose learned tables are noise. Each row is a head: what is added for the query
+in the middle of 64 tokens, over r = j − i, minus its mean. Hidden keys are grey.
+
+- q·A and k·B: for the mean query and key of random tokens.
+- Rotations and gains: what they change in the product of a unit vector with itself.
+- Vectors added to the input: the cosines of all pairs.
+- Grid schemes: 8 × 8 tokens. `relation`: edges to the next token and to the fourth.
+
+V acts on the values and is not shown. A trained model: `hf-relpos plot CHECKPOINT`.
 """
 
 
@@ -164,13 +169,12 @@ def out_of_range_table() -> str:
     return table(["`out_of_range`", "past the trained range", "default of", "also an option of"], rows)
 
 
-def order_table() -> str:
-    """Whether each scheme knows directions, and what its source claims."""
-    rows = []
-    for name, scheme in SCHEMES.items():
-        blind = "yes" if scheme.is_order_blind(scheme.defaults()) else "no"
-        rows.append([f"`{name}`", blind, scheme.extrapolation_claim])
-    return table(["name", "order-blind", "its source on inputs longer than those trained on"], rows)
+def order_section() -> str:
+    """Which schemes do not know directions, and what the source of each claims."""
+    blind = [f"`{name}`" for name, scheme in SCHEMES.items() if scheme.is_order_blind(scheme.defaults())]
+    claims = {f"`{name}`": scheme.extrapolation_claim for name, scheme in SCHEMES.items()}
+    rows = [[name, claim] for name, claim in claims.items() if not claim.startswith("nothing about")]
+    return ORDER_HEAD.format(", ".join(blind)) + table(["name", "on longer inputs"], rows)
 
 
 def report(measure: bool) -> str:
@@ -201,7 +205,7 @@ def report(measure: bool) -> str:
         f"- without {names}: {', '.join(f'`{each}`' for each in able)}\n" for names, able in without.items() if names
     ]
     card = CARD_HEAD + table(header, full) + BACKENDS_HEAD + "".join(lines)
-    card += RANGE_HEAD + out_of_range_table() + ORDER_HEAD + order_table() + PLOTS_HEAD
+    card += RANGE_HEAD + out_of_range_table() + order_section() + PLOTS_HEAD
     card += "".join(f"\n### {name}\n\n![{name}]({PICTURES.name}/{name}.png)\n" for name in SCHEMES)
     return card
 

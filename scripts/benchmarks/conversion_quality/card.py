@@ -60,14 +60,13 @@ def rho(entry: dict[str, Any]) -> str:
 def fidelity_tables(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
     """Cosines by text, and similarity sets."""
     fidelity = rows_of_kind(rows, "fidelity")
-    for text in max((row["texts"] for row in fidelity.values()), key=len, default=()):
-        cells = [
-            [row_label(f"fidelity/{name}"), *cosines(row["texts"][text], lengths)]
-            for name, row in fidelity.items()
-            if text in row["texts"]
-        ]
-        columns = ["student", *map(str, lengths)]
-        yield f"Token / sentence cosine to the teacher, {text}", columns, cells
+    cells = [
+        [row_label(f"fidelity/{name}"), text, *cosines(entry, lengths)]
+        for name, row in fidelity.items()
+        for text, entry in row["texts"].items()
+    ]
+    if cells:
+        yield "Token / sentence cosine to the teacher", ["student", "text", *map(str, lengths)], cells
     sets = next((row["sts"] for row in fidelity.values()), {})
     if sets:
         cells = []
@@ -92,11 +91,12 @@ def quality_table(rows: Rows, lengths: Sequence[int]) -> Iterator[Table]:
         last = list(row["times"].values())[-1:]  # of the longest rows
         passes = [f"{spent['distillation'] / (each['teacher'] * tokens / TIMED_TOKENS):.1f}" for each in last]
         costs = [f"{seconds:,.0f}" for seconds in spent.values()]
-        cells.append([label(name), *closeness, gaps or "–", *times, *passes, *costs])
+        short = label(name).removeprefix("quality ")
+        cells.append([short, *closeness, gaps or "–", *times, *passes, *costs])
     if cells:
         first = next(iter(qualities.values()))
         columns = ["", *first["texts"], "Spearman's ρ × 100", *(f"time × source, {each}" for each in first["times"])]
-        columns += ["training × reading its text with the source"] * bool(first["times"])
+        columns += ["training × the source's reading"] * bool(first["times"])
         columns += [f"{what}, CPU s" for what in first["details"]["cpu_seconds"]]
         yield f"Qualities: sentence cosine at {', '.join(map(str, lengths))} tokens", columns, cells
 
@@ -121,7 +121,7 @@ def demo_table(rows: Rows) -> Iterator[Table]:
         kept = accuracy_kept(rows, f"demo/{name}")
         percents = [f"{percent:.2f}" for percent in row["accuracy"].values()]
         cells.append([label(name), *percents, *(number(percent, ".1f") for percent in kept)])
-    if cells:
+    if len(cells) > 2:  # more than the teacher and the control
         lengths = next(iter(models.values()))["accuracy"]
         columns = ["model", *(f"{length} tokens" for length in lengths), "% of the teacher's", "at the worse length"]
         yield "Demo BERT: masked tokens right, %", columns, cells
@@ -139,13 +139,14 @@ def result_tables(content: dict[str, Any], kind: str = "") -> list[Table]:
 
 
 def goal_table(content: dict[str, Any]) -> Table:
-    """Each goal, and whether it was reached."""
+    """The goals that were not reached, or not measured."""
     rows, cells = current_rows(content), []
-    for goal in GOALS:
+    for goal in (goal for goal in GOALS if goal.state(rows) != "reached"):
         form = ".3f" if goal.bound < 10 else ".0f"
         sign = "≥" if goal.lower else "≤"
         cells.append([goal.what, number(goal.value(rows), form), f"{sign} {goal.bound:g}", goal.state(rows)])
-    return "Goals of quality `default`", ["figure", "measured", "goal", ""], cells
+    title = f"Goals of quality `default` that were missed: {len(cells)} of {len(GOALS)}"
+    return title, ["figure", "measured", "goal", ""], cells
 
 
 def card(content: dict[str, Any]) -> str:
@@ -153,15 +154,16 @@ def card(content: dict[str, Any]) -> str:
     about, rows = content["about"], current_rows(content)
     missing = {key: content["missing"].get(key, "not selected") for key in ROWS if key not in rows}
     by_reason = {reason: [f"`{key}`" for key in missing if missing[key] == reason] for reason in missing.values()}
-    facts = "\n".join(f"- {key}: {value}" for key, value in about.items() if key not in ("source", "command"))
+    tables = [goal_table(content), *result_tables(content)]
+    unsaid = {"source", "command"} | ({"demo BERT"} if not any("Demo" in title for title, *_ in tables) else set())
+    facts = "\n".join(f"- {key}: {value}" for key, value in about.items() if key not in unsaid)
     text = (
         f"# Conversion of {about['source']}\n\n"
-        f"Written by `{about['command']}`, which measures what is missing and repeats nothing; `--rows` selects rows, "
-        f"`--list` names them.\n\n{facts}\n\n"
-        "Cosines are means over held-out text that no student was trained on. The ceiling is a scale, not a bound: "
-        "how far the teacher agrees with itself when its input is moved by 1 to 64 positions. Goals take the worst of "
-        "their lengths, on the first text.\n"
-        f"{markdown_sections([goal_table(content), *result_tables(content)])}"
+        f"Written by `{about['command']}`.\n\n{facts}\n\n"
+        "Cosines are means over held-out text that no student was trained on. The ceiling is how far the teacher "
+        "agrees with itself when its input is moved by 1 to 64 positions. Goals take the worst of their lengths, on "
+        "the first text.\n"
+        f"{markdown_sections(tables)}"
     )
     if missing:
         text += "\n## Not measured\n\n"

@@ -12,16 +12,18 @@ from typing import Any
 Table = tuple[str, list[str], list[list[str]]]
 
 
-def describe(environment: dict[str, Any]) -> str:
-    """What `measuring.environment` returns, as a paragraph."""
-    cores = f"{environment['threads']} thread, load average {environment['load']:.1f} on {environment['cores']} cores"
+def machine_and_versions(environment: dict[str, Any]) -> str:
+    """What `measuring.environment` returns, in a line; the JSON file has all of it."""
+    cores = f"{environment['threads']} of {environment['cores']} cores, load {environment['load']:.1f}"
     cpu = f"family/model {environment['cpu_family_model']}, {environment['cpu_capability']}"
     versions = f"torch {environment['torch']}, transformers {environment['transformers']}"
-    pages = f"huge pages {environment['huge_pages']}, THP_MEM_ALLOC_ENABLE {environment['THP_MEM_ALLOC_ENABLE']}"
-    return (
-        f"{environment['machine']} ({cpu}), {cores}; {versions}, Python {environment['python']}; {pages}; "
-        f"{environment['date']}.\n\n`{environment['command']}`\n\nTimes: {environment['protocol']}.\n"
-    )
+    return f"{environment['machine']} ({cpu}), {cores}; {versions}; {environment['date']}."
+
+
+def describe(environment: dict[str, Any]) -> str:
+    """What was run, where, and how it was timed, in paragraphs."""
+    times = environment["protocol"].replace(", which other jobs on the machine change less than wall time", "")
+    return f"{machine_and_versions(environment)}\n\n`{environment['command']}`\n\nTimes: {times}.\n"
 
 
 def met(reached: bool) -> str:
@@ -30,7 +32,7 @@ def met(reached: bool) -> str:
 
 
 def goals_table(rows: Sequence[Sequence[str]]) -> Table:
-    """A table of goals, with one row for what several variants are measured by.
+    """A table of the goals that are missed, with one row for what several variants are measured by.
 
     Args:
         rows: "variant, figure", goal, what was measured, and `met(…)`.
@@ -38,9 +40,11 @@ def goals_table(rows: Sequence[Sequence[str]]) -> Table:
     found: dict[tuple[str, str], list[str]] = {}
     for words, goal, here, reached in rows:
         variant, _, figure = words.partition(", ")
-        found.setdefault((figure, goal), []).append(f"{variant} {here}" + " ✗" * (reached != met(True)))
+        if reached != met(True):
+            found.setdefault((figure, goal), []).append(f"{variant} {here}")
     lines = [[figure, goal, ", ".join(cells)] for (figure, goal), cells in found.items()]
-    return "Against the goals", ["figure", "goal", "here (✗: not met)"], lines
+    missed = sum(reached != met(True) for *_, reached in rows)
+    return f"Goals missed: {missed} of {len(rows)}", ["figure", "goal", "here"], lines
 
 
 NOTES = "<!-- notes -->"
@@ -83,7 +87,8 @@ def print_tables(tables: Sequence[Table]) -> None:
 
 
 def markdown_sections(tables: Sequence[Table]) -> str:
-    """Tables as Markdown, each under its title."""
+    """Tables as Markdown, each under its title; of one without rows the title alone."""
     from hf_relpos.console import markdown_table
 
-    return "".join(f"\n## {title}\n\n{markdown_table(columns, rows)}\n" for title, columns, rows in tables)
+    made = [(title, f"\n{markdown_table(columns, rows)}\n" if rows else "") for title, columns, rows in tables]
+    return "".join(f"\n## {title}\n{text}" for title, text in made)
