@@ -12,7 +12,6 @@ end .png; a quick run's to cpu-attention-quick.
 """
 
 import gc
-import itertools
 import json
 import sys
 import warnings
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, error_ratio, peak_memory, run_worker, time_in_turns
-from shared.reports import Table, describe, goals_table, markdown_sections, met, print_tables, write_report
+from shared.reports import Table, describe, markdown_sections, print_tables, write_report
 from torch import nn
 
 
@@ -37,8 +36,6 @@ ERRORS = "error ÷ eager's error"  # in the results
 SCHEMES = ["relative_key", "relative_key_query", "shaw", "transformer_xl", "t5", "deberta", "harmonic", "tables"]
 QUICK = {"schemes": ["relative_key", "relative_key_query", "tables"], "sizes": [(8, 128), (4, 512)]}
 PEERS = ["relative_key", "relative_key_query"]
-# The most × the floor, forward and forward + backward: of 128 tokens, and of 512 and more.
-GOALS = {"relative_key": (1.8, 2.0), "relative_key_query": (2.5, 3.2)}
 MEMORY = [("training", batch, length) for batch, length in SIZES[1:]]
 MEMORY += [("inference", 1, 4096), ("inference", 1, 16384)]
 
@@ -226,7 +223,7 @@ def worker(request: dict, rounds: int) -> object:
 
 
 def tables(results: dict) -> list[Table]:
-    """Times in float32 without dropout, memory and goals."""
+    """Times in float32 without dropout, and memory."""
     rows = [row for row in results["times"] if (row["dropout"], row["dtype"]) == (0.0, "float32")]
     columns = list(dict.fromkeys((row["batch"], row["length"]) for row in rows))
     times = {(row["variant"], row["pass"], row["batch"], row["length"]): row for row in rows}
@@ -249,7 +246,7 @@ def tables(results: dict) -> list[Table]:
     tables.append(
         ("Memory", head, [[n, *(cells.get((n, kind, length), "–") for kind, _, length in shown)] for n in names])
     )
-    return [*tables, goals_table(against_goals(results))]
+    return tables
 
 
 def card(results: dict) -> str:
@@ -264,48 +261,6 @@ def card(results: dict) -> str:
         "the chunks\nstays about the same for the same number of tokens.\n"
         f"{markdown_sections(tables(results))}{picture_link}"
     )
-
-
-def against_goals(results: dict) -> list[list[str]]:
-    """The goals, and whether they are met, in float32."""
-    rows = []
-    cases = itertools.product(GOALS.items(), ("forward", "both"), enumerate(("L128", "worst of L512 … L2048")))
-    for (name, goals), kind, (number, title) in cases:
-        ratios = [
-            row["ratio"]
-            for row in results["times"]
-            if (row["variant"], row["pass"], row["dropout"], row["dtype"]) == (name, kind, 0.0, "float32")
-            and (row["length"] >= 512) == bool(number)
-        ]
-        if ratios:  # else the run has only begun
-            worst, goal = max(ratios), goals[number]
-            rows.append([f"{name}, {kind}, {title}", f"≤ {goal}", f"{worst:.2f}", met(worst <= goal)])
-    ratio = {
-        (r["variant"], r["pass"], r["length"]): r["ratio"]
-        for r in results["times"]
-        if (r["dropout"], r["dtype"]) == (0.0, "float32")
-    }
-    faster_by = [(name, kind, 128, 1.0) for name in PEERS for kind in ("forward", "both")]
-    long = (("forward", 512, 3.0), ("forward", 2048, 6.0), ("both", 512, 2.5), ("both", 2048, 10.0))
-    faster_by += [("relative_key_query", *each) for each in long]
-    for name, kind, length, goal in faster_by:
-        if (f"4.57 {name}", kind, length) in ratio:
-            faster = ratio[f"4.57 {name}", kind, length] / ratio[name, kind, length]
-            title = f"{name}, {kind}, L{length}: times faster than transformers 4.57"
-            rows.append([title, f"≥ {goal:g}", f"{faster:.1f}", met(faster >= goal)])
-    for name in GOALS:
-        for row in results["memory"]:
-            if (row["variant"], row["pass"], row["length"]) == (name, "training", 512):
-                used = row["mb"]
-                rows.append([f"{name}, MB in training, L512 B4", "≤ 60", f"{used:.0f}", met(used <= 60)])
-    drop = {
-        r["variant"]: r["ratio"]
-        for r in results["times"]
-        if (r["length"], r["dropout"], r["dtype"]) == (512, 0.1, "float32")
-    }
-    for name in (name for name in GOALS if name in drop):
-        rows.append([f"{name}, training at dropout 0.1, L512", "< 1", f"{drop[name]:.2f}", met(drop[name] < 1)])
-    return rows
 
 
 def picture(results: dict, path) -> None:
@@ -368,7 +323,7 @@ def main() -> None:
     path = args.out / ("cpu-attention-quick" if args.quick else "cpu-attention")
 
     def write() -> None:
-        write_report(path, {**results, "goals": against_goals(results)}, card(results))
+        write_report(path, results, card(results))
 
     sizes = [(*size, torch.float32) for size in (QUICK["sizes"] if args.quick else SIZES)]
     for batch, length, dtype in sizes + [(4, 512, torch.bfloat16)] * (not args.quick):
@@ -386,7 +341,7 @@ def main() -> None:
         write()
         print(f"L{length} B{batch} {dtype} done", file=sys.stderr)
     for kind, batch, length in [] if args.quick else MEMORY:
-        names = [FLOOR, *(SCHEMES if length <= 4096 else GOALS)]
+        names = [FLOOR, *(SCHEMES if length <= 4096 else PEERS)]
         if args.peer_python and length <= 2048:
             names += [f"4.57 {name}" for name in PEERS]
         for name in names:

@@ -28,7 +28,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from conversion_quality.card import current_rows, goal_table, result_tables, save
+from conversion_quality.card import current_rows, result_tables, save
 from conversion_quality.making import NotMeasurable, forget
 from conversion_quality.measuring import Bench
 from conversion_quality.students import ROWS, STUDENTS, row_label
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for title, columns, lines in result_tables(content, key.partition("/")[0]):
             print_table(console, title, columns, [line for line in lines if line[0].startswith(row_label(key))])
     save(args.out, content, draw=True)
-    for table in [*result_tables(content), goal_table(content)]:
+    for table in result_tables(content):
         print_table(console, *table)
 
 

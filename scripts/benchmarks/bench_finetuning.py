@@ -111,7 +111,7 @@ TASKS = {  # the cheap ones first
     "chemicals": Task(
         "entities of BC5CDR, F1", "run_ner", "ner/bc5cdr.train.conll", "ner/bc5cdr.dev.conll", CAP, "f1"
     ),
-    "reactions": Task(  # of make_reactions.py
+    "reactions": Task(  # of make_reactions.py at commit e3ef674
         "classes of chemical reactions, accuracy",
         "run_classification",
         "reactions/train.tsv",

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, run_worker, time_in_turns
-from shared.reports import Table, describe, goals_table, markdown_sections, met, print_tables, write_report
+from shared.reports import Table, describe, markdown_sections, print_tables, write_report
 
 
 FLOOR = "absolute, SDPA"
@@ -55,14 +55,6 @@ KINDS = {
     "training": Kind(512, 2, training=True),
     "dropout": Kind(512, 2, training=True, dropout=0.1),
     "padded": Kind(512, len(TEXTS), training=True, padded=True),
-}
-# The most that a pass may take, × the floor, by variant.
-GOALS = {
-    "relative_key": {"training-128": 1.05, "forward": 1.3, "dropout": 1.0},
-    "relative_key_query": {"forward": 1.75, "dropout": 1.0},
-    "harmonic": {"forward-128": 1.15, "training-128": 1.15, "forward": 1.25, "training": 1.25},
-    "relative_key, unpadded": {"padded": 1.0},
-    "relative_key_query, unpadded": {"padded": 1.0},
 }
 
 
@@ -150,19 +142,8 @@ def by_variant(results: dict) -> dict[tuple[str, str], dict]:
     return {(row["variant"], row["pass"]): row for row in results["times"]}
 
 
-def against_goals(results: dict) -> list[list[str]]:
-    """The goals of what was measured, and whether they are met."""
-    cells, rows = by_variant(results), []
-    for variant, goals in GOALS.items():
-        for kind, goal in goals.items():
-            if (variant, kind) in cells:
-                ratio = cells[variant, kind]["ratio"]
-                rows.append([f"{variant}, {KINDS[kind]}", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)])
-    return rows
-
-
 def tables(results: dict) -> list[Table]:
-    """Times and goals."""
+    """Times."""
     cells, rows = by_variant(results), []
     kinds = {name: kind for name, kind in KINDS.items() if any(key[1] == name for key in cells)}
     for name in dict.fromkeys(row["variant"] for row in results["times"]):
@@ -174,10 +155,7 @@ def tables(results: dict) -> list[Table]:
                 for row in shown
             ]
         )
-    return [
-        ("12 layers, float32", [f"× {FLOOR}", *map(str, kinds.values())], rows),
-        goals_table(against_goals(results)),
-    ]
+    return [("12 layers, float32", [f"× {FLOOR}", *map(str, kinds.values())], rows)]
 
 
 def card(results: dict) -> str:
@@ -210,7 +188,7 @@ def main() -> None:
             rows = run_worker(args.peer_python, __file__, "--worker", name, "--rounds", str(args.rounds))
             results["times"] += [row for row in rows if row["variant"] != FLOOR]
         path = args.out / ("cpu-model-quick" if args.quick else "cpu-model")
-        write_report(path, {**results, "goals": against_goals(results)}, card(results))
+        write_report(path, results, card(results))
         print(f"{kind} done", file=sys.stderr)
     print_tables(tables(results))
 

@@ -29,7 +29,7 @@ import torch
 from bench_attention import HEADS, SIZE, RelativeAttention, inputs, passes
 from shared.arguments import benchmark_parser, positive_int
 from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
-from shared.reports import Table, describe, goals_table, markdown_sections, met, print_tables, write_report
+from shared.reports import Table, describe, markdown_sections, print_tables, write_report
 from torch import nn
 
 
@@ -45,7 +45,6 @@ PASSES = {"forward": "Forward", "both": "Forward and backward"}
 MODEL_LENGTHS = [2048, 8192]
 SOURCE = "source, pieces of 512"
 STUDENTS = {f"student, window, {backend}": backend for backend in ("relpos", "sdpa")}
-MODEL_GOAL = 1.5  # the most a student may take, × its source
 
 
 class Windowed(RelativeAttention):
@@ -194,12 +193,6 @@ def model_calls(models: list[str], length: int) -> dict[str, Callable[[], object
     return calls
 
 
-def model_ratios(results: dict) -> dict[tuple[str, int], float]:
-    """The time of each student ÷ that of the source, by name and length."""
-    times = {(row["variant"], row["length"]): row["us_per_token"] for row in results["models"]}
-    return {key: time / times[SOURCE, key[1]] for key, time in times.items() if key[0] != SOURCE}
-
-
 def measured(results: dict, what: str, scheme: str, name: str, length: int, kind: str = "both") -> float | None:
     """Microseconds for each token, or MB; None where it was not measured."""
     for row in results[what]:
@@ -208,34 +201,8 @@ def measured(results: dict, what: str, scheme: str, name: str, length: int, kind
     return None
 
 
-def against_goals(results: dict) -> list[list[str]]:
-    """Rows of figure, goal, what was measured and whether it is met, of what was measured."""
-    rows = []
-    for scheme in results["schemes"]:
-        for kind, title in PASSES.items():
-            figures = [
-                ("a token of 16,384 ÷ of 2,048", 1.1, (BAND, 16384), (BAND, 2048)),
-                ("8,192 tokens ÷ in pieces of 512", 1.3, (BAND, 8192), (PIECES, 8192)),
-            ]
-            for words, goal, above, below in figures:
-                numbers = [measured(results, "times", scheme, *which, kind) for which in (above, below)]
-                if None not in numbers:
-                    ratio = numbers[0] / numbers[1]
-                    rows.append(
-                        [f"{scheme}, {title.lower()}, {words}", f"≤ {goal}", f"{ratio:.2f}", met(ratio <= goal)]
-                    )
-        numbers = [measured(results, "memory", scheme, BAND, length) for length in (8192, 2048)]
-        if None not in numbers:
-            ratio = numbers[0] / numbers[1]
-            rows.append([f"{scheme}, training memory, 8,192 ÷ 2,048", "≤ 4", f"{ratio:.2f}", met(ratio <= 4)])
-    for (name, length), ratio in model_ratios(results).items():
-        words = f"{name}, {length:,} tokens ÷ {SOURCE}"
-        rows.append([words, f"≤ {MODEL_GOAL}", f"{ratio:.2f}", met(ratio <= MODEL_GOAL)])
-    return rows
-
-
 def tables(results: dict) -> list[Table]:
-    """Times by scheme and pass, memory, and the goals."""
+    """Times by scheme and pass, and memory."""
     lengths, made = results["lengths"], []
     for what, kinds, title in (
         ("times", list(PASSES), "µs for each token, forward / forward and backward"),
@@ -260,7 +227,7 @@ def tables(results: dict) -> list[Table]:
             lines.append([name, *numbers])
         header = ["µs for each token", *(f"{length:,}" for length in MODEL_LENGTHS)]
         made.append((f"Forward: {' and '.join(results['model_names'])}", header, lines))
-    return [*made, goals_table(against_goals(results))]
+    return made
 
 
 def card(results: dict) -> str:
@@ -319,7 +286,7 @@ def run(args: argparse.Namespace) -> dict:
     results["difference"] = {scheme: check(scheme) for scheme in args.schemes}
 
     def write() -> None:
-        write_report(args.out / args.name, {**results, "goals": against_goals(results)}, card(results))
+        write_report(args.out / args.name, results, card(results))
 
     def time(names: list[str], scheme: str, length: int, kind: str, rounds: int) -> None:
         tensors = inputs(1, length)

@@ -1,1 +1,1 @@
-"""Parts of scripts/benchmarks/bench_conversion.py: students, texts, what is measured of them, goals, the card."""
+"""Parts of scripts/benchmarks/bench_conversion.py: students, texts, what is measured of them, the card."""

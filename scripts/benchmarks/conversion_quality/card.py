@@ -9,12 +9,28 @@ from shared.reports import Table, markdown_sections, write_report
 
 from hf_relpos.files import atomic_file
 
-from .goals import GOALS, Rows, accuracy_kept, spearman_lost
 from .students import ROWS, label, row_label
 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Rows = dict[str, Any]  # key of `ROWS` to its result
+
+
+def spearman_lost(row: dict[str, Any]) -> list[float]:
+    """Points of Spearman's ρ that are lost, by set."""
+    return [-entry["difference"]["mean"] for entry in row["sts"].values()]
+
+
+def accuracy_kept(rows: Rows, row: str) -> tuple[float | None, float | None]:
+    """Percent of the teacher's accuracy on masked tokens: over all lengths, and at the worst; None without it."""
+    if row == "demo/teacher" or "demo/teacher" not in rows:
+        return None, None
+    student, teacher = rows[row]["accuracy"], rows["demo/teacher"]["accuracy"]
+    worst = min(100 * student[length] / teacher[length] for length in student)
+    return 100 * sum(student.values()) / sum(teacher[length] for length in student), worst
 
 
 def current_rows(content: dict[str, Any]) -> Rows:
@@ -138,31 +154,19 @@ def result_tables(content: dict[str, Any], kind: str = "") -> list[Table]:
     ]
 
 
-def goal_table(content: dict[str, Any]) -> Table:
-    """The goals that were not reached, or not measured."""
-    rows, cells = current_rows(content), []
-    for goal in (goal for goal in GOALS if goal.state(rows) != "reached"):
-        form = ".3f" if goal.bound < 10 else ".0f"
-        sign = "≥" if goal.lower else "≤"
-        cells.append([goal.what, number(goal.value(rows), form), f"{sign} {goal.bound:g}", goal.state(rows)])
-    title = f"Goals of quality `default` that were missed: {len(cells)} of {len(GOALS)}"
-    return title, ["figure", "measured", "goal", ""], cells
-
-
 def card(content: dict[str, Any]) -> str:
     """conversion.md."""
     about, rows = content["about"], current_rows(content)
     missing = {key: content["missing"].get(key, "not selected") for key in ROWS if key not in rows}
     by_reason = {reason: [f"`{key}`" for key in missing if missing[key] == reason] for reason in missing.values()}
-    tables = [goal_table(content), *result_tables(content)]
+    tables = result_tables(content)
     unsaid = {"source", "command"} | ({"demo BERT"} if not any("Demo" in title for title, *_ in tables) else set())
     facts = "\n".join(f"- {key}: {value}" for key, value in about.items() if key not in unsaid)
     text = (
         f"# Conversion of {about['source']}\n\n"
         f"Written by `{about['command']}`.\n\n{facts}\n\n"
         "Cosines are means over held-out text that no student was trained on. The ceiling is how far the teacher "
-        "agrees with itself when its input is moved by 1 to 64 positions. Goals take the worst of their lengths, on "
-        "the first text.\n"
+        "agrees with itself when its input is moved by 1 to 64 positions.\n"
         f"{markdown_sections(tables)}"
     )
     if missing:

@@ -26,27 +26,6 @@ def describe(environment: dict[str, Any]) -> str:
     return f"{machine_and_versions(environment)}\n\n`{environment['command']}`\n\nTimes: {times}.\n"
 
 
-def met(reached: bool) -> str:
-    """Whether a goal is met, in words."""
-    return "met" if reached else "NOT met"
-
-
-def goals_table(rows: Sequence[Sequence[str]]) -> Table:
-    """A table of the goals that are missed, with one row for what several variants are measured by.
-
-    Args:
-        rows: "variant, figure", goal, what was measured, and `met(…)`.
-    """
-    found: dict[tuple[str, str], list[str]] = {}
-    for words, goal, here, reached in rows:
-        variant, _, figure = words.partition(", ")
-        if reached != met(True):
-            found.setdefault((figure, goal), []).append(f"{variant} {here}")
-    lines = [[figure, goal, ", ".join(cells)] for (figure, goal), cells in found.items()]
-    missed = sum(reached != met(True) for *_, reached in rows)
-    return f"Goals missed: {missed} of {len(rows)}", ["figure", "goal", "here"], lines
-
-
 NOTES = "<!-- notes -->"
 
 
