@@ -109,7 +109,7 @@ def test_the_same_text_in_every_process(tmp_path):
     assert len(printed) == 1
 
 
-MOST_LINES = 3650
+MOST_LINES = 3200
 
 
 def test_names_in_annotations_that_are_strings_count():

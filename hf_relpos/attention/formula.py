@@ -127,39 +127,6 @@ class Terms:
             tables.append(self.feature_gain)
         return not self.dense and all(table.relation is None for table in tables)
 
-    def __add__(self, other: "Terms") -> "Terms":
-        """Return the terms of both. At most one of them may set a scale, a rotation or a feature_gain.
-
-        A rotated vector depends on its own position, and so would its product with a vector of an offset, or with a
-        gain by feature.
-
-        Raises:
-            ValueError: if both set the same one of these; equal scales are allowed. If one rotates and the other has
-                u, A, B or a feature_gain.
-        """
-        merged = {}
-        for field in dataclasses.fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if isinstance(mine, tuple):
-                merged[field.name] = mine + theirs
-            elif mine is None or theirs is None:
-                merged[field.name] = theirs if mine is None else mine
-            elif field.name == "content_bias":
-                merged[field.name] = mine + theirs
-            elif field.name == "scale" and mine == theirs:
-                merged["scale"] = mine
-            else:
-                raise ValueError(f"two schemes that both set the {field.name} cannot be combined")
-        if (self.rotate is None) != (other.rotate is None):
-            still = other if self.rotate is not None else self
-            vectors = still.content_bias is not None or still.feature_gain is not None
-            if vectors or still.query_table or still.key_table:
-                raise ValueError(
-                    "a rotation and vectors that are multiplied with queries or keys cannot be combined: the scores "
-                    "would depend on absolute positions. Combine the rotation with biases alone"
-                )
-        return Terms(**merged)
-
 
 def content_vectors(
     query: torch.Tensor, key: torch.Tensor, terms: Terms, context: AttentionContext

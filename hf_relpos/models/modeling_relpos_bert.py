@@ -41,7 +41,7 @@ from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
 from ..attention.formula import Terms
 from ..attention.tracing import is_traced
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..files import apply_umask
 from ..host.transformers import (
     ACT2FN,
@@ -199,17 +199,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
                 states, here and returned, are then (1, T, D), and the other arguments are not read.
         """
         if unpadded is not None:
-            batch, inputs = unpadded
-            each, longest = iter(inputs), []  # terms of the longest rows, which come first
-
-            def attend(group, *rows):
-                own, context, shared_terms = next(each)
-                terms = longest[0] if longest and longest[0].by_offset else None
-                call = self._call(*map(self._split_heads, rows), own, context, shared_terms, kwargs, terms)
-                longest.append(call.terms)
-                return run_attention(self.config._attn_implementation, call)[0].flatten(2)
-
-            return batch.by_group(attend, *self._project(hidden_states, hidden_states)), None
+            return self._attend_unpadded(hidden_states, *unpadded, kwargs), None
         cache = one_cache(cache, past_key_values)
         hidden_keys, memory_length = hidden_states, 0
         if memory is not None:
@@ -232,6 +222,21 @@ class RelPosBertSelfAttention(BertSelfAttention):
         call = self._call(query, key, value, attention_mask, context, shared_terms, kwargs)
         out, weights = run_attention(self.config._attn_implementation, call)
         return out.flatten(2).contiguous(), weights
+
+    def _attend_unpadded(
+        self, hidden_states: torch.Tensor, batch: UnpaddedBatch, inputs: list[AttentionInputs], options: dict[str, Any]
+    ) -> torch.Tensor:
+        """The output for hidden_states (1, T, D) of a batch without its padding; `inputs` of each of its groups."""
+        each, longest = iter(inputs), []  # terms of the longest rows, which come first
+
+        def attend(group, *rows):
+            own, context, shared_terms = next(each)
+            terms = longest[0] if longest and longest[0].by_offset else None
+            call = self._call(*map(self._split_heads, rows), own, context, shared_terms, options, terms)
+            longest.append(call.terms)
+            return run_attention(self.config._attn_implementation, call)[0].flatten(2)
+
+        return batch.by_group(attend, *self._project(hidden_states, hidden_states))
 
     def _project(self, states: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries of states (B, L, D), keys and values of states (B, K, D); each (…, H·d)."""
@@ -640,15 +645,14 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         checks = None if is_traced() else installed("models.inputs")
         if checks is not None:
             checks.check_inputs(
-                self.config,
-                self.dtype,
-                self.position_inputs.required,
+                self,
                 input_ids,
                 inputs_embeds,
                 attention_mask,
                 token_type_ids,
                 position_ids,
                 relation_ids,
+                kwargs.get("cu_seq_lens_q"),
                 has_cache=cache is not None,
             )
         use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
@@ -764,7 +768,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
 
     def _group_inputs(
         self,
-        group: Any,
+        group: RowGroup,
         hidden_states: torch.Tensor,
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor | None,

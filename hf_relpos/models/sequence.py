@@ -324,14 +324,6 @@ def _check_inputs(
     relation_ids: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The grid, (B, L, 2), and the position ids, (B or 1, L); each may be None."""
-    batch, length = tokens.shape[:2]
-    if position_ids is not None and (
-        position_ids.dim() not in (2, 3) or position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch)
-    ):
-        raise ValueError(
-            f"position_ids has shape {tuple(position_ids.shape)}; {batch} rows of {length} tokens need "
-            f"({batch}, {length}) or (1, {length})"
-        )
     if "relation_ids" in inputs.required and relation_ids is None:
         raise ValueError(
             f"position_embedding_type = {inputs.scheme!r} needs relation_ids of shape (batch, length, length): the "
@@ -344,7 +336,7 @@ def _check_inputs(
                 f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2){shape}: "
                 "the row and column of each token"
             )
-        return position_ids.expand(batch, -1, -1), None
+        return position_ids.expand(tokens.shape[0], -1, -1), None
     if position_ids is not None and position_ids.dim() == 3:
         raise ValueError(
             f"position_ids has shape {tuple(position_ids.shape)}; position_embedding_type = {inputs.scheme!r} takes "

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import nn
@@ -89,8 +89,42 @@ class Combination(nn.Module):
         shared = context.shared or (None,) * len(self.parts)
         total = Terms()
         for part, of_part in zip(self.parts, shared, strict=True):
-            total = total + part(replace(context, shared=of_part))
+            total = combined(total, part(replace(context, shared=of_part)))
         return total
+
+
+def combined(one: Terms, other: Terms) -> Terms:
+    """Return the terms of both. At most one of them may set a scale, a rotation or a feature_gain.
+
+    A rotated vector depends on its own position, and so would its product with a vector of an offset, or with a
+    gain by feature.
+
+    Raises:
+        ValueError: if both set the same one of these; equal scales are allowed. If one rotates and the other has
+            u, A, B or a feature_gain.
+    """
+    merged = {}
+    for name in (each.name for each in fields(one)):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if isinstance(mine, tuple):
+            merged[name] = mine + theirs
+        elif mine is None or theirs is None:
+            merged[name] = theirs if mine is None else mine
+        elif name == "content_bias":
+            merged[name] = mine + theirs
+        elif name == "scale" and mine == theirs:
+            merged["scale"] = mine
+        else:
+            raise ValueError(f"two schemes that both set the {name} cannot be combined")
+    if (one.rotate is None) != (other.rotate is None):
+        still = other if one.rotate is not None else one
+        vectors = still.content_bias is not None or still.feature_gain is not None
+        if vectors or still.query_table or still.key_table:
+            raise ValueError(
+                "a rotation and vectors that are multiplied with queries or keys cannot be combined: the scores "
+                "would depend on absolute positions. Combine the rotation with biases alone"
+            )
+    return Terms(**merged)
 
 
 class SharedParts(nn.Module):

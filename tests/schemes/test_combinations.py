@@ -23,6 +23,7 @@ from torch import nn
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, Table, Terms
 from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes.registry import combined
 from hf_relpos.schemes.scheme import Scheme
 
 
@@ -219,10 +220,9 @@ def test_an_absolute_table_beside_another_input_module():
 
 
 def test_only_one_gain_by_feature():
-
     terms = Terms(feature_gain=Table(torch.ones(1, 3, 4), lambda r: r.clamp(-1, 1) + 1))
     with raises(ValueError, "feature_gain"):
-        terms + terms
+        combined(terms, terms)
 
 
 def test_a_combination_round_trips_through_a_configuration(tmp_path):

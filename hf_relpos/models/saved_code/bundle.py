@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...attention.formula import Terms
 from ...schemes.registry import parts_with_absolute_table
 from ...schemes.scheme import Scheme
 from ...version import __version__
+from ..capabilities import probe_call
 from .remote_code import CONFIGURATION, MODELING, NoCodeError, made_without
 
 
@@ -67,11 +69,14 @@ class Feature:
         }
 
 
-def _multiplies_features(config: Any) -> bool:
-    schemes = parts_with_absolute_table(config)
-    return any(
-        "feature_gain" in each.source for scheme, _ in schemes for each in _module(scheme.__module__).definitions
-    )
+def _has_term(name: str) -> Callable[[Any], bool]:
+    """Whether the schemes of a configuration have a term, a field of `Terms`."""
+
+    def has_term(config: Any) -> bool:
+        terms = probe_call(config).terms
+        return getattr(terms, name) != getattr(Terms(), name)
+
+    return has_term
 
 
 FEATURES = (
@@ -109,18 +114,57 @@ FEATURES = (
         ("FirstLayerConvolution", "tokens_to_convolve"),
     ),
     Feature("extra_attention_norms", lambda config: config.extra_attention_norms, ("RelPosBertTwiceNormedOutput",)),
-    Feature("position_embedding_type", _multiplies_features, ("featurewise_scores",)),
+    Feature("feed_forward_type", lambda config: config.is_gated, ("RelPosBertGatedIntermediate",)),
+    Feature(
+        "position_embedding_type",
+        lambda config: not isinstance(config.position_embedding_type, str),
+        ("Combination", "SharedParts", "combined"),
+    ),
+    Feature("position_embedding_type", _has_term("feature_gain"), ("featurewise_scores",)),
+    Feature(
+        "position_embedding_type",
+        _has_term("value_table"),
+        ("position_values",),
+        {"position_values": "def position_values(weights, terms, context):\n    if terms.value_table:\n        ERROR"},
+    ),
+    Feature(
+        "position_embedding_type",
+        _has_term("allow"),
+        ("allowed",),
+        {"allowed": "def allowed(terms, context, mask):\n    if terms.allow:\n        ERROR"},
+    ),
 )
 
 
 # What the code of a saved model has in place of functions that make the package faster or check its arguments.
 INSTEAD = {
+    "Backend": "Backend = Any",
     "installed": "def installed(module):\n    return None",
     "project": "def project(projection, rows):\n    return projection(rows)",
     "rewritten": "def rewritten(call):\n    return call, unchanged",
     "shared_toeplitz": "def shared_toeplitz(*arguments):\n    return None",
     "unpadded_batch": "def unpadded_batch(*arguments):\n    return None",
     "window_mask": "def window_mask(*arguments):\n    return None",
+}
+
+
+# Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
+PACKAGE_ONLY = {
+    "AttentionCall": ("is_traced", "scores"),
+    "LazyMask": ("visible_keys",),
+    "RelPosBertConfig": (
+        "__new__",
+        "from_bert",
+        "from_dict",
+        "from_json_file",
+        "get_config_dict",
+        "has_absolute_table",
+    ),
+    "RelPosBertModel": ("_group_inputs",),
+    "RelPosBertPreTrainedModel": ("_supports_sdpa", "from_pretrained"),
+    "RelPosBertSelfAttention": ("_attend_unpadded",),
+    "Terms": ("by_offset", "only_content"),
+    "Scheme": ("is_order_blind", "memory_unsupported_reason", "reaching", "rotates"),
 }
 
 
@@ -260,15 +304,28 @@ def _defined(statement: ast.stmt) -> tuple[str, ...]:
 
 
 def _definition(module: str, names: tuple[str, ...], statement: ast.stmt, lines: list[str]) -> Definition:
+    first, end = _lines_of(statement, lines)
+    kept = set(range(first, end))
+    if isinstance(statement, ast.ClassDef):
+        owner = "Scheme" if module.startswith(f"{PACKAGE}.schemes.") else statement.name
+        only = [each for each in statement.body if getattr(each, "name", None) in PACKAGE_ONLY.get(owner, ())]
+        for each in only:
+            start, stop = _lines_of(each, lines)
+            kept -= set(range(start - 1, stop))  # with the empty line above it
+        statement.body = [each for each in statement.body if each not in only]
+    source = "\n".join(lines[number] for number in sorted(kept))
+    gap = not first or not lines[first - 1].strip()
     is_block = isinstance(statement, ast.FunctionDef | ast.ClassDef)
-    decorators = statement.decorator_list if isinstance(statement, ast.FunctionDef | ast.ClassDef) else []
-    first = min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
-    while first and lines[first - 1].startswith("#"):
+    return Definition(module, names, source, frozenset(_names(statement)), is_block, gap)
+
+
+def _lines_of(statement: ast.stmt, lines: list[str]) -> tuple[int, int]:
+    """Index of the first line of a statement, with decorators and the comment above it, and of the one after it."""
+    first = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))]) - 1
+    while first and lines[first - 1].lstrip().startswith("#"):
         first -= 1
     assert statement.end_lineno is not None
-    source = "\n".join(lines[first : statement.end_lineno])
-    gap = not first or not lines[first - 1].strip()
-    return Definition(module, names, source, frozenset(_names(statement)), is_block, gap)
+    return first, statement.end_lineno
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
