@@ -206,7 +206,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("name, change, words", REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("name, change, words", REFUSED, ids=[words.partition(" ")[0] for *_, words in REFUSED])
 def test_refused(tmp_path, name, change, words):
     source = tmp_path / "source"
     stock_model(name.removesuffix("Model").lower(), name, source)
