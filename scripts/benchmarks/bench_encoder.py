@@ -199,10 +199,14 @@ def states_errors(runs: dict[str, Run], batches: list[Inputs]) -> dict[str, floa
 def gradients_errors(models: dict[str, torch.nn.Module], inputs: Inputs) -> dict[str, float]:
     """Of each variant: the norm of the difference of all gradients from stock's, relative to their norm."""
 
+    step(models[STOCK], inputs)
+    reached = [weight.grad is not None for weight in models[STOCK].parameters()]  # torch.compile makes zeros of others
+
     def gradients(model: torch.nn.Module) -> torch.Tensor:
         model.zero_grad()
         step(model, inputs)
-        return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+        pairs = zip(model.parameters(), reached, strict=True)
+        return torch.cat([weight.grad.flatten() for weight, is_reached in pairs if is_reached])
 
     expected = gradients(models[STOCK])
     return {
