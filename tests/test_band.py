@@ -266,7 +266,7 @@ def every_term(mask):
     )
     # no sum of terms has a rotation beside tables of vectors; backends compute it all the same
     return dataclasses.replace(
-        terms + more, rotate=lambda vectors, positions: vectors.roll(1, -1) * positions[..., None].cos()
+        combined(terms, more), rotate=lambda vectors, positions: vectors.roll(1, -1) * positions[..., None].cos()
     )
 
 
