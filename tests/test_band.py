@@ -20,6 +20,7 @@ from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.formula import content_vectors
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
+from hf_relpos.schemes.registry import combined
 
 
 BATCH, HEADS, SIZE = 2, 3, 4
