@@ -106,8 +106,8 @@ def tables(rows: list[dict]) -> list[Table]:
     for row in rows:
         cells = [f"{of['p50']:.0f} / {of['p95']:.0f} / {of['texts_per_second']:.0f}" for of in row["clients"].values()]
         lines.append([row["variant"], f"{row['start']:.1f}", str(row["memory"]), *cells])
-    heads = [f"{each} client{'s' * (each > 1)}: p50 / p95, ms / texts a second" for each in CLIENTS]
-    return [("Latency", ["", "start, s", "memory, MB", *heads], lines)]
+    heads = [f"{each} client{'s' * (each > 1)}" for each in CLIENTS]
+    return [("Latency: p50 / p95 in ms / texts a second", ["", "start, s", "MB", *heads], lines)]
 
 
 def card(results: dict) -> str:
