@@ -20,7 +20,7 @@ from hf_relpos import (
     RelPosBertModel,
 )
 from hf_relpos.attention.dispatch import AUTO, BY_NAME
-from hf_relpos.models import capabilities
+from hf_relpos.models import capabilities, modeling_relpos_bert
 from hf_relpos.models.capabilities import probe_call, supported_implementations
 from hf_relpos.models.modeling_relpos_bert import HEADS
 from hf_relpos.schemes.registry import build_input
@@ -489,6 +489,19 @@ def test_wrong_cu_seq_lens():
         model(token_ids(2, 5), cu_seq_lens_q=torch.tensor([0, 2, 5]))
     with raises(ValueError, "cu_seq_lens_q", 4, 5):
         model(token_ids(1, 5), cu_seq_lens_q=torch.tensor([0, 2, 4]))
+
+
+@pytest.mark.parametrize("how", ["saved code", "graph"])
+def test_packing_that_does_not_fit_is_an_error_without_the_checks_of_the_package(how, monkeypatch):
+    """Their shapes would fit some other input, whose numbers would come out."""
+    model = tiny_model(RelPosBertModel, "relative_key")
+    monkeypatch.setattr(modeling_relpos_bert, "installed", lambda module: None)  # as in the code of a saved model
+    call = torch.compile(model, backend="eager") if how == "graph" else model
+    with torch.no_grad():
+        with raises(ValueError, "cu_seq_lens_q", "(3,)"):
+            call(token_ids(2, 5), cu_seq_lens_q=torch.tensor([0, 2, 5]))
+        with raises(ValueError, "position_ids", "(1, 4)", "(2, 5)"):
+            call(token_ids(2, 5), position_ids=torch.arange(4)[None])
 
 
 @every_scheme

@@ -95,23 +95,25 @@ class AttentionContext:
         """Return r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""
         return self.key_positions(device)[..., None, :] - self.query_positions(device)[..., :, None]
 
-    def grid_offsets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return row steps and column steps from query to key, and whether both are on the grid, each (B, L, L).
-
-        Raises:
-            ValueError: if the grid does not cover all keys.
-        """
-        if self.grid is None or tuple(self.grid.shape[1:]) != (self.key_length, 2):
-            raise ValueError(
-                f"the grid has shape {None if self.grid is None else tuple(self.grid.shape)}; {self.query_length} "
-                f"tokens that attend to {self.key_length} need position_ids of shape (batch, {self.key_length}, 2), "
-                "and a cache keeps none: set use_cache=False"
-            )
-        grid = self.grid.long()
-        steps = grid[:, None, :] - grid[:, :, None]
-        inside = (grid >= 0).all(-1)
-        return steps[..., 0], steps[..., 1], inside[:, None, :] & inside[:, :, None]
-
     def offsets(self, device: torch.device | None) -> torch.Tensor:
         """Return every offset from `low` to `high` in ascending order, (high − low + 1,)."""
         return torch.arange(self.low, self.high + 1, device=device)
+
+
+def grid_offsets(context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return row steps and column steps from query to key, and whether both are on the grid, each (B, L, L).
+
+    Raises:
+        ValueError: if the grid does not cover all keys.
+    """
+    keys, grid = context.key_length, context.grid
+    if grid is None or tuple(grid.shape[1:]) != (keys, 2):
+        shape = None if grid is None else tuple(grid.shape)
+        raise ValueError(
+            f"the grid has shape {shape}; {context.query_length} tokens that attend to {keys} need position_ids of "
+            f"shape (batch, {keys}, 2), and a cache keeps none: set use_cache=False"
+        )
+    grid = grid.long()
+    steps = grid[:, None, :] - grid[:, :, None]
+    inside = (grid >= 0).all(-1)
+    return steps[..., 0], steps[..., 1], inside[:, None, :] & inside[:, :, None]

@@ -227,7 +227,8 @@ LIVE |= {
     "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
     "UMT5 buckets": Need(f"{UMT5}:UMT5Attention._relative_position_bucket", ("relative_position",)),
 }
-LIVE["GELUActivation"] = Need("transformers.activations:GELUActivation")
+for name in ("GELUActivation", "NewGELUActivation", "SiLUActivation"):
+    LIVE[name] = Need(f"transformers.activations:{name}")
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = Need(
     f"{ROFORMER}:create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"

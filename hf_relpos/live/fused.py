@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import activations
 
 from ..attention.cpu_gemm import FastLinear, has_gradients, linear, linear_activation
 from ..attention.tracing import is_traced
@@ -21,7 +20,6 @@ from .parts import strange_part
 PREFIX = "Fused"  # of the names of our classes
 # With fewer rows two products of half a weight take longer than one of the whole.
 FEWEST_ROWS_OF_HALVES = 64
-ACTIVATIONS = {activations.NewGELUActivation: "gelu_tanh", nn.SiLU: "silu", activations.SiLUActivation: "silu"}
 
 
 class _Fused:
@@ -73,9 +71,11 @@ def _halves(layer: nn.Linear) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
 
 def _activation_of(module: nn.Module) -> str | None:
     """The name that `linear_activation` has for an activation of Transformers; None for any other."""
-    if type(module) is activations.GELUActivation and module.act is nn.functional.gelu:
-        return "gelu"
-    return ACTIVATIONS.get(type(module))
+    if type(module) is stock.GELUActivation:
+        return "gelu" if module.act is nn.functional.gelu else None
+    if type(module) is stock.NewGELUActivation:
+        return "gelu_tanh"
+    return "silu" if type(module) in (nn.SiLU, stock.SiLUActivation) else None
 
 
 def fused(module: nn.Module) -> type[nn.Module] | None:

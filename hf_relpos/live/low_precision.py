@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention.cpu_gemm import linear
+from ..attention.cpu_gemm import has_gradients, linear
 from ..attention.tracing import is_traced
 from ..host.torch import multiply_matrices_int8
 
@@ -39,9 +39,13 @@ class Int8Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `torch.nn.Linear`."""
-        weight, given = self.weight, (input, self.weight, self.bias)
-        has_gradients = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
-        if has_gradients or input.dtype != torch.float32 or weight.device.type != "cpu" or weight.dtype != input.dtype:
+        weight = self.weight
+        if (
+            has_gradients(input, weight, self.bias)
+            or input.dtype != torch.float32
+            or weight.device.type != "cpu"
+            or weight.dtype != input.dtype
+        ):
             return linear(input, weight, self.bias)
         if is_traced():  # a graph that held the kept one would not see that the weight changes
             return multiply_int8(input, *round_weight(weight), self.bias)

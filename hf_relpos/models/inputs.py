@@ -3,11 +3,13 @@
 The checks never read the contents of tensors on a device. Traced graphs do not contain them.
 """
 
-import reprlib
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import PreTrainedConfig
+
+from ..attention.tracing import is_traced
 
 
 INDICES = (torch.int64, torch.int32)  # dtypes of ids for embeddings
@@ -30,27 +32,31 @@ def check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...] = INDICE
 
 
 def check_inputs(
-    model: Any,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    required: frozenset[str],
     input_ids: Any,
     inputs_embeds: Any,
     attention_mask: Any,
     token_type_ids: Any,
     position_ids: Any,
     relation_ids: Any,
-    cu_seq_lens: Any,
     has_cache: bool,
 ) -> None:
     """Check the arguments of `forward` against each other and the configuration; each may be None.
 
     Args:
-        model: a RelPosBertModel.
+        config: a RelPosBertConfig.
+        dtype: dtype of the model.
+        required: inputs that the scheme reads: `relation_ids`.
         has_cache: whether a mask also covers keys of earlier calls.
 
     Raises:
         TypeError: for values that are not tensors.
         ValueError: for wrong dtypes and shapes; names the argument and its valid values.
     """
-    config, required = model.config, model.position_inputs.required
+    if is_traced():
+        return
     if inputs_embeds is None:
         check_tensor("input_ids", input_ids)
         if input_ids.dim() != 2 or not input_ids.numel():
@@ -76,14 +82,6 @@ def check_inputs(
             )
     if position_ids is not None:
         check_tensor("position_ids", position_ids)
-        shape = tuple(position_ids.shape)
-        if len(shape) not in (2, 3) or shape[0] not in (1, batch) or shape[1] != length:
-            raise ValueError(
-                f"position_ids has shape {shape}; {batch} rows of {length} tokens need ({batch}, {length}) or "
-                f"(1, {length})"
-            )
-    elif cu_seq_lens is not None:
-        _check_cu_seq_lens(cu_seq_lens, batch, length)
     if relation_ids is not None and "relation_ids" in required:
         check_tensor("relation_ids", relation_ids, LABELS)
         if tuple(relation_ids.shape) not in ((batch, length, length), (1, length, length)):
@@ -92,34 +90,19 @@ def check_inputs(
                 f"({batch}, {length}, {length})"
             )
     if attention_mask is not None and not isinstance(attention_mask, BlockMask):
-        _check_mask(model, attention_mask, batch, length, has_cache)
+        _check_mask(config, dtype, attention_mask, batch, length, has_cache)
 
 
-def _check_cu_seq_lens(starts: Any, batch: int, length: int) -> None:
-    """Starts of the documents of one row; their values are checked where the host can read them."""
-    check_tensor("cu_seq_lens_q", starts)
-    if batch != 1 or starts.dim() != 1 or starts.shape[0] < 2:
-        raise ValueError(
-            f"cu_seq_lens_q has shape {tuple(starts.shape)} and the input {batch} rows: it describes one row; give "
-            "position_ids, which restart with each document"
-        )
-    if starts.device.type == "cpu":
-        if int(starts[-1]) != length:
-            raise ValueError(f"cu_seq_lens_q ends at {int(starts[-1])}, and the row has {length} tokens")
-        if int(starts[0]) != 0 or bool((starts.diff() < 0).any()):
-            raise ValueError(
-                f"cu_seq_lens_q = {reprlib.repr(starts.tolist())}: give starts that begin with 0 and rise"
-            )
-
-
-def _check_mask(model: Any, mask: Any, batch: int, length: int, has_cache: bool) -> None:
+def _check_mask(
+    config: PreTrainedConfig, dtype: torch.dtype, mask: Any, batch: int, length: int, has_cache: bool
+) -> None:
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"attention_mask is a {type(mask).__name__}; give a tensor, or None")
     keys = mask.shape[-1] if has_cache and mask.dim() else length
     prepared = mask.dim() == 4
     fits = (
         mask.shape[0] in (1, batch)
-        and mask.shape[1] in (1, model.config.num_attention_heads)
+        and mask.shape[1] in (1, config.num_attention_heads)
         and mask.shape[2] in (1, length)
         and mask.shape[3] == keys
         if prepared
@@ -130,8 +113,8 @@ def _check_mask(model: Any, mask: Any, batch: int, length: int, has_cache: bool)
             f"attention_mask has shape {tuple(mask.shape)}; {batch} rows of {length} tokens need ({batch}, {keys}), "
             f"nonzero for tokens, or, prepared, ({batch}, 1, {length}, {keys})"
         )
-    if prepared and mask.dtype not in (torch.bool, torch.float32, model.dtype):
+    if prepared and mask.dtype not in (torch.bool, torch.float32, dtype):
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)} and dtype {mask.dtype}; a prepared mask is boolean, True: "
-            f"may attend, or is added to the scores, in float32 or the dtype of the model, {model.dtype}"
+            f"may attend, or is added to the scores, in float32 or the dtype of the model, {dtype}"
         )

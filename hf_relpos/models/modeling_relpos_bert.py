@@ -645,14 +645,15 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         checks = None if is_traced() else installed("models.inputs")
         if checks is not None:
             checks.check_inputs(
-                self,
+                self.config,
+                self.dtype,
+                self.position_inputs.required,
                 input_ids,
                 inputs_embeds,
                 attention_mask,
                 token_type_ids,
                 position_ids,
                 relation_ids,
-                kwargs.get("cu_seq_lens_q"),
                 has_cache=cache is not None,
             )
         use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder

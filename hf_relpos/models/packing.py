@@ -1,7 +1,11 @@
 """Find where packed documents begin in a row, from position ids or cumulative lengths."""
 
+import reprlib
+
 import torch
 from torch import nn
+
+from .inputs import check_tensor
 
 
 def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
@@ -13,8 +17,25 @@ def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torc
 
     Returns:
         (1, L), from 0 in every document.
+
+    Raises:
+        TypeError: for a value that is not a tensor.
+        ValueError: for several rows, and for lengths that do not fit the row (if the host can read them).
     """
-    length = tokens.shape[1]
+    check_tensor("cu_seq_lens_q", cu_seq_lens)
+    rows, length = tokens.shape[:2]
+    if rows != 1 or cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2:
+        raise ValueError(
+            f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
+            "give position_ids, which restart with each document"
+        )
+    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
+        if int(cu_seq_lens[-1]) != length:
+            raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
+        if int(cu_seq_lens[0]) != 0 or bool((cu_seq_lens.diff() < 0).any()):
+            raise ValueError(
+                f"cu_seq_lens_q = {reprlib.repr(cu_seq_lens.tolist())}: give starts that begin with 0 and rise"
+            )
     begins = cu_seq_lens.to(tokens.device)
     indices = torch.arange(length, device=tokens.device)
     return (indices - begins[torch.bucketize(indices, begins[1:], right=True)])[None]

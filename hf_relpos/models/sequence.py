@@ -138,9 +138,10 @@ class SequenceMetadata:
             The mask that Transformers makes for that backend; with a memory, boolean (1 or B, 1, L, K). None if every
             query attends to every key, or, in a decoder, to all keys before it.
         """
-        if self.memory is not None:
-            return self._mask_with_memory(config, self.memory, hidden_states.shape[0], hidden_states.device)
         functions = self._mask_functions(config)
+        if self.memory is not None:
+            batch, device = hidden_states.shape[0], hidden_states.device
+            return _mask_with_memory(self, functions, config, self.memory, batch, device)
         arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
         and_mask = and_masks(*functions) if functions else None
         if config.is_decoder:
@@ -173,30 +174,36 @@ class SequenceMetadata:
             functions.append(is_near)
         return functions
 
-    def _mask_with_memory(
-        self, config: PreTrainedConfig, memory: SegmentMemory, batch: int, device: torch.device
-    ) -> torch.Tensor | None:
-        functions = self._mask_functions(config)
-        is_token = self.is_token
-        assert is_token is not None, "metadata with a memory tell which keys are tokens"
-        # a single last query attends to all keys, as in an encoder
-        causal = config.is_decoder and (self.query_length > 1 or isinstance(self.start, torch.Tensor))
-        if not (causal or functions or self.prepared_mask is not None or is_traced()) and bool(is_token.all()):
-            return None
-        rows = torch.arange(batch, device=device)[:, None, None, None]
-        heads = torch.zeros(1, dtype=torch.long, device=device)
-        keys = torch.arange(self.key_length, device=device)
-        queries = (torch.arange(self.query_length, device=device) + self.start)[:, None]
-        visible = is_token[:, None, None, :]
-        if self.prepared_mask is not None:
-            prepared = self.prepared_mask.expand(batch, -1, self.query_length, -1)
-            memory_mask = memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
-            visible = torch.cat([memory_mask, prepared], dim=-1)
-        elif config.is_decoder:
-            visible = visible & (keys <= queries)
-        for function in functions:
-            visible = visible & function(rows, heads, queries, keys)
-        return visible.expand(-1, -1, self.query_length, -1)
+
+def _mask_with_memory(
+    metadata: SequenceMetadata,
+    functions: list[MaskFunction],
+    config: PreTrainedConfig,
+    memory: SegmentMemory,
+    batch: int,
+    device: torch.device,
+) -> torch.Tensor | None:
+    """`SequenceMetadata.mask` of a call with a memory, boolean (1 or B, 1, L, K)."""
+    is_token = metadata.is_token
+    assert is_token is not None, "metadata with a memory tell which keys are tokens"
+    # a single last query attends to all keys, as in an encoder
+    causal = config.is_decoder and (metadata.query_length > 1 or isinstance(metadata.start, torch.Tensor))
+    if not (causal or functions or metadata.prepared_mask is not None or is_traced()) and bool(is_token.all()):
+        return None
+    rows = torch.arange(batch, device=device)[:, None, None, None]
+    heads = torch.zeros(1, dtype=torch.long, device=device)
+    keys = torch.arange(metadata.key_length, device=device)
+    queries = (torch.arange(metadata.query_length, device=device) + metadata.start)[:, None]
+    visible = is_token[:, None, None, :]
+    if metadata.prepared_mask is not None:
+        prepared = metadata.prepared_mask.expand(batch, -1, metadata.query_length, -1)
+        memory_mask = memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
+        visible = torch.cat([memory_mask, prepared], dim=-1)
+    elif config.is_decoder:
+        visible = visible & (keys <= queries)
+    for function in functions:
+        visible = visible & function(rows, heads, queries, keys)
+    return visible.expand(-1, -1, metadata.query_length, -1)
 
 
 def window_mask(
@@ -324,6 +331,14 @@ def _check_inputs(
     relation_ids: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The grid, (B, L, 2), and the position ids, (B or 1, L); each may be None."""
+    batch, length = tokens.shape[:2]
+    if position_ids is not None and (
+        position_ids.dim() not in (2, 3) or position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch)
+    ):
+        raise ValueError(
+            f"position_ids has shape {tuple(position_ids.shape)}; {batch} rows of {length} tokens need "
+            f"({batch}, {length}) or (1, {length})"
+        )
     if "relation_ids" in inputs.required and relation_ids is None:
         raise ValueError(
             f"position_embedding_type = {inputs.scheme!r} needs relation_ids of shape (batch, length, length): the "
@@ -336,7 +351,7 @@ def _check_inputs(
                 f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2){shape}: "
                 "the row and column of each token"
             )
-        return position_ids.expand(tokens.shape[0], -1, -1), None
+        return position_ids.expand(batch, -1, -1), None
     if position_ids is not None and position_ids.dim() == 3:
         raise ValueError(
             f"position_ids has shape {tuple(position_ids.shape)}; position_embedding_type = {inputs.scheme!r} takes "

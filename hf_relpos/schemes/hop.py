@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..attention.context import AttentionContext
+from ..attention.context import AttentionContext, grid_offsets
 from ..attention.formula import Table, Terms
 from .encodings import sinusoid_concat
 from .scheme import Option, Scheme, dtype_of, is_count, refuse_odd_heads
@@ -57,7 +57,7 @@ class Hop(Scheme, name="hop"):
         sinusoid = sinusoid_concat(reversed_distances, self.head_size, dtype_of(self.pos_embed_linear))
         # (1, R + 2, d); the last row is zero, for pairs without a term
         rows = nn.functional.pad(self.pos_embed_linear(sinusoid)[None] / self.scale, (0, 0, 0, 1))
-        down, right, inside = context.grid_offsets()
+        down, right, inside = grid_offsets(context)
 
         def table(steps: torch.Tensor) -> Table:
             row = torch.where(inside, (self.radius - steps.abs()).clamp(min=0), self.radius + 1)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..attention.cpu_gemm import FastLinear
+from ..attention.cpu_gemm import FastLinear, has_gradients
 from ..attention.tracing import is_traced, is_transformed
 
 
@@ -79,7 +79,7 @@ def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
         and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
         and all(tensor.dtype == rows.dtype for tensor in tensors)
         and not torch.is_autocast_enabled("cpu")
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        and not has_gradients(*tensors)
     )
 
 

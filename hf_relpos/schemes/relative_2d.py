@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..attention.context import AttentionContext
+from ..attention.context import AttentionContext, grid_offsets
 from ..attention.formula import Table, Terms
 from .scheme import Option, Scheme, choice, is_count
 
@@ -65,7 +65,7 @@ class Relative2d(Scheme, name="relative_2d"):
         )
 
     def forward(self, context: AttentionContext) -> Terms:
-        down, right, inside = context.grid_offsets()
+        down, right, inside = grid_offsets(context)
         height = self.table(self.height_key_relative_embeddings, down, inside)
         width = self.table(self.width_key_relative_embeddings, right, inside)
         return Terms(query_table=(height, width))

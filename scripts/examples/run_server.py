@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI
 from sentence_transformers import SentenceTransformer
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=32, help="texts in a batch")
     parser.add_argument("--workers", type=int, default=1, help="threads that encode, with one thread of PyTorch each")
     args = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # of each worker
     encoder = SentenceTransformer(args.model_name_or_path, device="cpu")
     if args.precision != "stock":
         print(hf_relpos.optimize(encoder, precision=args.precision))

@@ -32,22 +32,10 @@ class Sdpa:
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output (B, L, H, d), and None. A query to which the scheme leaves no key gets zeros."""
         lowered, visible = with_bias(call)
-        out = self._run_with_weights(call, lowered) if call.terms.value_table else _run_with_transformers(lowered)
+        out = _run_with_weights(call, lowered) if call.terms.value_table else _run_with_transformers(lowered)
         if visible is not None:
             out = out * visible.any(-1).transpose(1, 2)[..., None]
         return out, None
-
-    def _run_with_weights(self, call: AttentionCall, lowered: AttentionCall) -> torch.Tensor:
-        """Return the output with the value-side term, (B, L, H, d)."""
-        batch, heads, keys, size = lowered.value.shape
-        # keys that were cut off have columns of weights, but no weight
-        identity = torch.eye(keys, call.key.shape[2], dtype=call.dtype, device=call.query.device)
-        value = torch.cat([lowered.value, identity.expand(batch, heads, -1, -1)], dim=-1)
-        out = _run_with_transformers(replace(lowered, value=value))
-        out, weights = out[..., :size], out[..., size:].transpose(1, 2)
-        positional = position_values(weights, call.terms, call.context)
-        assert positional is not None
-        return out + positional.transpose(1, 2).to(out.dtype)
 
 
 def unsupported_as_bias(call: AttentionCall) -> list[str]:
@@ -94,6 +82,19 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
         bias = None if bias is None else bias[..., :length]
     terms = Terms(scale=content_scale(query, call.terms), dense=() if bias is None else (bias,))
     return replace(call, query=content, key=key, value=value, terms=terms, mask=mask, shared=None), visible
+
+
+def _run_with_weights(call: AttentionCall, lowered: AttentionCall) -> torch.Tensor:
+    """Compute the output with the value-side term, (B, L, H, d)."""
+    batch, heads, keys, size = lowered.value.shape
+    # keys that were cut off have columns of weights, but no weight
+    identity = torch.eye(keys, call.key.shape[2], dtype=call.dtype, device=call.query.device)
+    value = torch.cat([lowered.value, identity.expand(batch, heads, -1, -1)], dim=-1)
+    out = _run_with_transformers(replace(lowered, value=value))
+    out, weights = out[..., :size], out[..., size:].transpose(1, 2)
+    positional = position_values(weights, call.terms, call.context)
+    assert positional is not None
+    return out + positional.transpose(1, 2).to(out.dtype)
 
 
 def _run_with_transformers(call: AttentionCall) -> torch.Tensor:

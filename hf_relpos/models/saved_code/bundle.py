@@ -86,6 +86,7 @@ FEATURES = (
         (
             "SegmentMemory",
             "WITH_MEMORY",
+            "_mask_with_memory",
             "_with_memory",
             "carries_memory",
             "check_memory",
@@ -124,7 +125,7 @@ FEATURES = (
     Feature(
         "position_embedding_type",
         _has_term("value_table"),
-        ("position_values",),
+        ("_run_with_weights", "position_values"),
         {"position_values": "def position_values(weights, terms, context):\n    if terms.value_table:\n        ERROR"},
     ),
     Feature(
@@ -150,7 +151,7 @@ INSTEAD = {
 
 # Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
 PACKAGE_ONLY = {
-    "AttentionCall": ("is_traced", "scores"),
+    "AttentionCall": ("device", "is_traced", "scores"),
     "LazyMask": ("visible_keys",),
     "RelPosBertConfig": (
         "__new__",
