@@ -8,7 +8,6 @@
 # make families   which checkpoints are read: docs/families.md and a table of README.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make test-newest   the tests that meet other libraries, on the newest releases of all of them but PyTorch, unpinned
-# make test-browser   the page of `hf-relpos app` in Chromium, which has to be there: apt-get install chromium
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
 # make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, the code of
 #                       README.md and docs/get_started.md, and the ways in of three new users (tests/ways_in); and test-newest
@@ -19,7 +18,7 @@ VENV := .venv
 FLOOR := .venvs/floor
 NEWEST := .venvs/newest
 # whose new releases are worth a run
-WATCHED := accelerate|datasets|gradio|huggingface_hub|numpy|onnx.*|openvino|peft|safetensors|sentence-transformers|tokenizers|torchao|transformers
+WATCHED := accelerate|datasets|huggingface_hub|numpy|onnx.*|openvino|peft|safetensors|sentence-transformers|tokenizers|torchao|transformers
 RELEASE := .venvs/release
 WHEEL := $(CURDIR)/.venvs/wheel
 PYTEST_ARGS ?= -n auto --dist loadgroup
@@ -35,7 +34,7 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, buffers card chunked co
 TOOLS_TESTS := $(wildcard tests/test_tools_*.py) $(addprefix tests/test_, $(addsuffix .py, graph_export host live_tools \
 	machine trainer_features))
 
-.PHONY: demo docs families fuzz release-check schemes test test-all test-more test-browser test-floor test-newest newest lint clean
+.PHONY: demo docs families fuzz release-check schemes test test-all test-more test-floor test-newest newest lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -63,9 +62,6 @@ test-newest: newest
 		! grep -qE '(huggingface_hub|tokenizers|transformers)==' $(NEWEST)/newer.txt || tests="$$tests $(FLOOR_TESTS)"; \
 		$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) $$(printf '%s\n' $$tests | sort -u); \
 	fi
-
-test-browser: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -n 0 -m browser tests/test_app_browser.py
 
 fuzz: $(VENV)/.installed
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(VENV)/bin/python -m pytest $(PYTEST_ARGS) --hypothesis-profile=fuzz \

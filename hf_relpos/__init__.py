@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from .models.recurrence import SegmentMemory as SegmentMemory
     from .schemes.registry import SCHEMES as SCHEMES
     from .schemes.scheme import Option as Option, Scheme as Scheme
-    from .training.stream import SegmentDataset as SegmentDataset, StreamTrainer as StreamTrainer
 
 
 # Module of each name.
@@ -62,9 +61,7 @@ _MODULES = {
     "RelPosBertPreTrainedModel": ".models.modeling_relpos_bert",
     "SCHEMES": ".schemes.registry",
     "Scheme": ".schemes.scheme",
-    "SegmentDataset": ".training.stream",
     "SegmentMemory": ".models.recurrence",
-    "StreamTrainer": ".training.stream",
     "Table": ".attention.formula",
     "Terms": ".attention.formula",
     "accelerate_attention": ".live",

@@ -6,7 +6,6 @@ from typing import Any
 
 # What each extra installs, for commands that work wherever this package came from.
 PACKAGES = {
-    "app": "'gradio>=6.0' 'matplotlib>=3.8'",
     "plot": "'matplotlib>=3.8'",
     "sts": "'scipy>=1.11'",
 }

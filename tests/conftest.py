@@ -36,7 +36,6 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     for line in (
-        "browser: drives a real browser; runs with `-m browser` (make test-browser), or asked for by name",
         "covering(strength, every_scheme=True): without --full, a covering array of the cases (selection.py)",
         "full: runs with --full only",
         "heavy: takes long, so it is started early",
@@ -48,7 +47,6 @@ def pytest_configure(config):
         config.addinivalue_line("markers", line)
     named = any("::" in argument for argument in config.args)  # a test that is asked for by name runs
     selection.full = config.getoption("--full") or named
-    selection.browser = named or "browser" in config.option.markexpr
 
 
 def named_files(config):
@@ -83,11 +81,11 @@ def pytest_collection_modifyitems(config, items):
         for tier in selection.tiers_of(item):
             item.add_marker(tier)
     yield  # -k, -m, and the names that pytest-xdist gives to groups
-    wanted = [item for item in items if selection.browser or not item.get_closest_marker("browser")]
+    wanted = items
     if only_fast(config):
         files = named_files(config)
         wanted = [
-            item for item in wanted if item.path in files or not any(map(item.get_closest_marker, selection.TIERS))
+            item for item in items if item.path in files or not any(map(item.get_closest_marker, selection.TIERS))
         ]
     chosen = wanted if selection.full else selection.select(wanted)
     kept = set(chosen)

@@ -27,7 +27,6 @@ import pytest
 
 
 full = False  # set by `--full`, before test modules are imported
-browser = False  # set by `-m browser`: without it, and with `--full`, tests marked so are left out
 # Markers, and the files `test_*.py` that have them as a whole.
 TIERS = {
     "documents": ("demo", "doc_blocks", "docs", "notebook"),

@@ -11,8 +11,6 @@ from hypothesis import given, strategies as st
 from launching import import_script
 
 from hf_relpos import demo
-from hf_relpos.app.models import PACKAGED
-from hf_relpos.app.page import show_attention, show_predictions
 from hf_relpos.data import TextError, cut_windows, read_texts
 from hf_relpos.data.pairs import read_pairs
 from hf_relpos.data.text import paths_or_documents
@@ -136,27 +134,3 @@ def test_windows_of_any_text(texts, tokens, lengths, short, part, seed):
         for ids in windows.ids:
             assert 3 <= len(ids) <= max(lengths) and ids[0] == tokenizer.cls_token_id
             assert ids[-1] == tokenizer.sep_token_id and max(ids) < len(tokenizer)
-
-
-def mostly(usual, *others):
-    """A value of the usual kind, and one time in ten of another."""
-    return st.integers(0, 9).flatmap(lambda number: usual if number else st.one_of(*others))
-
-
-WORDS = st.sampled_from(["[MASK]", "word", "😀", "<b>", "\u202e", "e\u0301", "\n"])
-TYPED = mostly(st.lists(WORDS, max_size=40).map(" ".join), LINES, st.text(st.characters(), max_size=60))
-NAMES = mostly(
-    st.sampled_from([PACKAGED, f" {PACKAGED}\n"]), st.text(st.characters(), max_size=9), st.just("x" * 5000)
-)
-NUMBERS = mostly(st.integers(0, 3), st.none(), st.integers(-3, 10**30))
-
-
-@examples(few=8, share=0.3)
-@given(name=NAMES, text=TYPED, numbers=st.tuples(NUMBERS, NUMBERS, NUMBERS), attention=st.booleans())
-def test_fields_of_the_page(name, text, numbers, attention):
-    with attempt("fields of the app", ValueError, OSError):
-        if attention:
-            assert all(show_attention(name, PACKAGED, text, *numbers[:2]))
-        else:
-            rows, none = show_predictions(PACKAGED, name, text, numbers[2])
-            assert none is None and len(rows) == 5 * text.count("[MASK]") and all(map(all, rows))

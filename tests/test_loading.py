@@ -573,7 +573,7 @@ for name, load in (("ours", RelPosBertModel.from_pretrained), ("auto", AutoModel
     load(sys.argv[1])
     found[name] = len(opened)
 found["own"] = sorted({name.split(".")[1] for name in sys.modules if name.startswith("hf_relpos.")})
-found["others"] = sorted({"typer", "rich", "gradio", "datasets"} & set(sys.modules))
+found["others"] = sorted({"typer", "rich", "datasets"} & set(sys.modules))
 RelPosBertModel.from_pretrained(sys.argv[2])
 found["with a stock BERT"] = sorted({name.split(".")[1] for name in sys.modules if name.startswith("hf_relpos.")})
 print(json.dumps(found))

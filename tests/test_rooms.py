@@ -21,7 +21,6 @@ ROOMS = [
     {"training"},
     {"conversion"},
     {"demo"},
-    {"app"},
     {"cli"},
     {"__main__"},
 ]

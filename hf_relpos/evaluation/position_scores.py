@@ -1,7 +1,5 @@
 """The scores that a scheme adds in each layer, and the attention weights with and without positions."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +10,6 @@ from ..attention.context import AttentionContext
 from ..attention.formula import (
     Terms,
     allowed,
-    attend,
     content_scale,
     content_vectors,
     featurewise_scores,
@@ -96,54 +93,6 @@ def record_calls(
         for hook in hooks:
             hook.remove()
     return calls, added[0] if added else None
-
-
-@torch.no_grad()
-def attention_maps(
-    model: RelPosBertPreTrainedModel, layer: int, inputs: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention weights of one layer, with and without positions in that layer.
-
-    Without positions the weights are the softmax of the content product of the same queries and keys, so the layers
-    below keep their positions. For a scheme that acts on the input, its vectors are replaced by their mean over the
-    positions, which also removes positions from the layers below.
-
-    Args:
-        model: an encoder whose attention has no window.
-        layer: number of the layer.
-        inputs: arguments of `forward`: one row, without padding.
-
-    Returns:
-        Both weights, (H, L, L), float32 on the CPU; each row is a query and sums to 1.
-
-    Raises:
-        ValueError: for a layer that the model does not have, and for attention that does not cover all pairs.
-    """
-    count = len(model.base_model.encoder.layer)
-    if not 0 <= layer < count:
-        raise ValueError(f"layer = {layer}: the model has layers 0 to {count - 1}")
-    for field in ("attention_window", "is_decoder"):
-        if value := getattr(model.config, field, None):
-            raise ValueError(f"{field} = {value!r}: only attention from every token to every token is shown")
-    calls, added = record_calls(model, inputs)
-    call = bare = calls[layer]
-    if added is not None:
-        with _mean_input_vectors(model.base_model.embeddings.position_embeddings):
-            bare = record_calls(model, inputs)[0][layer]
-    value = torch.zeros_like(call.key)
-    _, weights = attend(call.query, call.key, value, call.terms, call.context)
-    _, content = attend(bare.query, bare.key, value, Terms(scale=call.terms.scale), call.context)
-    return weights[0].float().cpu(), content[0].float().cpu()
-
-
-@contextmanager
-def _mean_input_vectors(module: nn.Module) -> Iterator[None]:
-    """Context in which the output of a module, (1 or B, L, D), is replaced by its mean over positions."""
-    handle = module.register_forward_hook(lambda module, args, out: out.mean(1, keepdim=True).expand_as(out))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @torch.no_grad()

@@ -8,15 +8,12 @@ if TYPE_CHECKING:
     from .checkpoints import last_checkpoint
     from .distillation import DistillationReport, DistillationSettings, distil
     from .losses import Targets, row_targets
-    from .stream import SegmentDataset, StreamTrainer
 
 
 # Imported on first use, since most of these import the Trainer.
 _LAZY = {
     "DistillationReport": "distillation",
     "DistillationSettings": "distillation",
-    "SegmentDataset": "stream",
-    "StreamTrainer": "stream",
     "Targets": "losses",
     "distil": "distillation",
     "last_checkpoint": "checkpoints",
@@ -26,8 +23,6 @@ _LAZY = {
 __all__ = [
     "DistillationReport",
     "DistillationSettings",
-    "SegmentDataset",
-    "StreamTrainer",
     "Targets",
     "distil",
     "last_checkpoint",
