@@ -18,7 +18,7 @@ VENV := .venv
 FLOOR := .venvs/floor
 NEWEST := .venvs/newest
 # whose new releases are worth a run
-WATCHED := accelerate|datasets|huggingface_hub|numpy|onnx.*|openvino|peft|safetensors|sentence-transformers|tokenizers|torchao|transformers
+WATCHED := accelerate|datasets|huggingface_hub|numpy|onnx.*|openvino|peft|ray|safetensors|sentence-transformers|tokenizers|torchao|transformers
 RELEASE := .venvs/release
 WHEEL := $(CURDIR)/.venvs/wheel
 PYTEST_ARGS ?= -n auto --dist loadgroup

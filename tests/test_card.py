@@ -18,8 +18,8 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from typer.testing import CliRunner
 
 from hf_relpos.cli import app
-from hf_relpos.conversion import METHODS, ConversionError, convert
-from hf_relpos.conversion.card import PICTURES, command, hub_dataset, model_card, source_metadata
+from hf_relpos.conversion import METHODS, convert
+from hf_relpos.conversion.card import command, hub_dataset, model_card, source_metadata
 from hf_relpos.demo import CHECKPOINT
 from hf_relpos.evaluation import Fidelity
 from hf_relpos.models.modeling_relpos_bert import HEADS
@@ -64,7 +64,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def learnt(source, tmp_path_factory):
-    """The tiny BERT converted with text, with pictures: folder and report."""
+    """The tiny BERT converted with text: folder and report."""
     out = tmp_path_factory.mktemp("learnt") / "out"
     with pytest.warns(UserWarning, match="only .* tokens"):
         report = convert(
@@ -76,7 +76,6 @@ def learnt(source, tmp_path_factory):
             texts=source.parent / "text.txt",
             method_options=OPTIONS,
             seed=3,
-            plots=True,
         )
     return out, report
 
@@ -246,12 +245,6 @@ def test_the_command_in_the_card_does_it_again(learnt, source, tmp_path, monkeyp
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 
-def test_pictures(learnt):
-    out, _ = learnt
-    for name in PICTURES:
-        assert (out / name).read_bytes().startswith(b"\x89PNG") and f"]({name})" in card_of(out).text
-
-
 def test_conversion_json_holds_it_all(learnt):
     out, report = learnt
     written = json.loads((out / "conversion.json").read_text())
@@ -388,20 +381,11 @@ def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
     assert " --text user/name:part --field body" in card_of(tmp_path / "out").text
 
 
-def test_plots_are_refused_before_any_work(source, tmp_path, monkeypatch):
-    with pytest.raises(ConversionError, match=r"plots = True: method = 'keep' measures nothing"):
-        convert(source, tmp_path / "out", plots=True)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = run("convert", tmp_path / "nowhere", tmp_path / "out", "--method", "distil", "--text", "a", "--plots")
-    assert result.exit_code == 2 and "pip install 'matplotlib>=3.8'" in result.stderr
-    assert not any(tmp_path.iterdir())
-
-
 def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     other = write_text(tmp_path / "other.txt", letters="bxyz", paragraphs=60)
     result = run(
-        *("convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw", "--verbose"),
+        *("convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw"),
         *("--text", source.parent / "text.txt", "--text", other, "--seed", "1"),
         *("--method-option", "steps=2", "--method-option", "batch_tokens=256"),
     )
@@ -411,13 +395,6 @@ def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkey
     warnings = [line for line in result.stderr.splitlines() if "Warning" in line]
     assert len(warnings) == len(found["notes"]) >= 1
     assert warnings[0] == f"Warning: {found['notes'][0]}" and "from_text.py" not in result.stderr
-    for words in (
-        f"{found['tokens']:,} tokens",
-        "text.txt, other.txt",
-        f"1: {found['seen']['1']:,} · 2-3: ",
-        "2 steps",
-        found["notes"][0],
-        report["details"]["fidelity"]["verdict"],
-    ):
+    for words in (found["notes"][0], report["details"]["fidelity"]["verdict"]):
         assert words in result.stdout, words
     assert AutoModel.from_pretrained(tmp_path / "out").config.position_embedding_type == "shaw"

@@ -77,27 +77,15 @@ def test_terminals_without_unicode(command):
 def test_convert(source, tmp_path):
     out = tmp_path / "out"
     arguments = ("convert", source, out, "--scheme", "shaw", "--option", "clip=4", "--method", "drop")
-    result = run(*arguments, "--verbose")
+    result = run(*arguments)
     assert result.exit_code == 0, result.output
     config = AutoModel.from_pretrained(out).config
     assert config.position_embedding_type == "shaw" and config.position_options == {"clip": 4}
     assert not config.has_absolute_table
-    report = json.loads((out / "conversion.json").read_text())
-    for words in (
-        "layer.*.attention.self.distance_embedding.key",
-        "RelPosBertModel",
-        "clip = 4",
-        f"{report['totals']['reused']['parameters']:,}",
-        str(out),
-    ):
+    for words in ("RelPosBertModel", "clip = 4", str(out)):
         assert words in result.output
-    short = run(*arguments, "--overwrite")
-    assert "distance_embedding" not in short.output and "parameters" not in short.output
-    # first and last, with what to do next
-    summary = short.output.strip()
-    assert result.output.strip().startswith(summary) and result.output.strip().endswith(summary)
     for words in ("from_pretrained", "until it is trained", f"compare {source} {out}", f"push {out}"):
-        assert words in short.output
+        assert words in result.output
     assert "Traceback" not in result.output and "Loading weights" not in result.output
 
 
@@ -129,7 +117,6 @@ def test_overwrite(source, tmp_path):
         (["--faithful"], "quality = 'faithful'"),
         (["--fast", "--method", "drop"], "quality = 'fast': method = 'drop'"),
         (["--fast", "--faithful"], "--fast and --faithful"),
-        (["--plots"], "plots = True: method = 'keep'"),
         (["--architecture", "GPT2"], "architecture = 'GPT2'"),
         (["--revision", "main"], "revision = 'main'"),
     ],

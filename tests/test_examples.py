@@ -5,10 +5,13 @@ import lzma
 import math
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import ClassLabel, Dataset
@@ -464,101 +467,90 @@ def test_scored_pairs_are_trained(data, tmp_path, loss):
 # Encoding a data set -----------------------------------------------------------------------------------------------
 
 
-def encode(*arguments):
-    return import_script("run_encode").main([str(word) for word in arguments])
+@pytest.fixture(scope="module")
+def encode():
+    """The recipe with two workers, which Ray starts once for all tests."""
+    import ray
+
+    script = import_script("run_encode")
+    yield lambda *arguments: script.main([str(word) for word in (*arguments, "--workers", 2)])
+    ray.shutdown()
 
 
-def vectors_in(folder):
-    """Vectors and ids of all shards, mapped into memory."""
-    files = sorted(folder.glob("*.npy"))
-    ids = [name for file in files for name in json.loads(file.with_suffix(".json").read_text("utf-8"))]
-    return np.concatenate([np.load(file, mmap_mode="r") for file in files]), ids
+def rows_in(folder):
+    """Rows of all files by id."""
+    rows = [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {str(row["id"]): row for row in rows}
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
-def test_a_data_set_is_encoded_in_shards_by_processes_that_may_stop(data, tmp_path, monkeypatch, suffix):
-    """The vectors are those of plain sentence-transformers, in the order of the rows."""
+def kill_a_worker(folder):
+    """As by `kill -9`, when there is a first file."""
+    while not list(folder.glob("*.parquet")):
+        time.sleep(0.05)
+    workers = [each for each in psutil.process_iter() if "MapBatches(TextEncoder)" in " ".join(each.cmdline())]
+    workers[0].kill()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", pytest.param("csv", marks=pytest.mark.full)])
+def test_a_data_set_is_encoded_by_workers_that_may_die(encode, data, tmp_path, suffix):
+    """The vectors are those of plain sentence-transformers; rows that come later are encoded alone."""
     from sentence_transformers import SentenceTransformer
 
     rows = [json.loads(line) for line in (data / "docs.jsonl").read_text("utf-8").splitlines()][:21]
     file, out = tmp_path / f"docs.{suffix}", tmp_path / "out"
-    getattr(Dataset.from_list(rows), f"to_{suffix.replace('jsonl', 'json')}")(file)
-    flags = ("--model_name_or_path", CHECKPOINT, "--data_files", file, "--output_dir", out, "--shard_size", 4)
-    flags += ("--cache_dir", tmp_path / "cache", "--id_column_name", "id")
-    script = import_script("run_encode")
-    plain, calls = script.encode, []
-
-    def killed(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return plain(*arguments)
-
-    monkeypatch.setattr(script, "encode", killed)
-    with pytest.raises(KeyboardInterrupt):
-        encode(*flags, "--shard", "0/2")
-    assert len(list(out.glob("*.npy"))) == 1 and not list(out.glob(".*"))
-    (out / "00000-of-00006.json").unlink()  # a kill between the two files of a shard
-    first = encode(*flags, "--shard", "0/2")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    second = encode(*flags)
-    assert (first["shards"], second["shards"]) == (3, 3) and min(first["tokens"], second["tokens"]) > 100
-    assert encode(*flags)["shards"] == 0
-    vectors, ids = vectors_in(out)
-    assert [str(name) for name in ids] == [row["id"] for row in rows]
+    write = {"jsonl": "to_json"}.get(suffix, f"to_{suffix}")
+    flags = ("--model_name_or_path", CHECKPOINT, "--data_files", file, "--output_dir", out, "--shard_size", 2)
+    getattr(Dataset.from_list(rows[:20]), write)(file)
+    with ThreadPoolExecutor() as pool:
+        killing = pool.submit(kill_a_worker, out)
+        assert encode(*flags) == {"before": 0, "after": 20}
+        killing.result()
+    getattr(Dataset.from_list(rows), write)(file)
+    first = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    assert encode(*flags) == {"before": 20, "after": 21}
+    assert all(path.stat().st_mtime_ns == written for path, written in first.items())
+    found = rows_in(out)
+    vectors = np.array([found[row["id"]]["vector"] for row in rows], np.float32)
     expected = SentenceTransformer(str(CHECKPOINT), device="cpu").encode([row["text"] for row in rows])
     assert np.abs(vectors - expected).max() < 1e-5 * np.abs(expected).max()
-    with pytest.raises(SystemExit, match="was begun with shard_size = 4, and this run has 5"):
-        encode(*flags, "--shard_size", 5)
+    with pytest.raises(SystemExit, match="was begun with precision = 'float32', and this run has 'float16'"):
+        encode(*flags, "--precision", "float16")
 
 
-def test_lines_are_encoded_in_the_context_of_their_text(data, tmp_path):
-    texts = ["the cat sat .\n\nit slept .", "a dog ran ."]
-    write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+def test_lines_are_encoded_in_the_context_of_their_text(encode, tmp_path):
+    texts = ["the cat sat .\n\nit slept .", "a dog ran .", "?"]
+    write_lines(tmp_path / "texts.jsonl", [{"id": number, "text": text} for number, text in enumerate(texts)])
     out = tmp_path / "out"
     flags = ("--model_name_or_path", CHECKPOINT, "--data_files", tmp_path / "texts.jsonl", "--output_dir", out)
-    done = encode(*flags, "--cache_dir", tmp_path / "cache", "--late_chunking", "--precision", "float16")
-    vectors, ids = vectors_in(out)
-    assert done["tokens"] > 12 and ids == [[0, 0, 13], [0, 15, 25], [1, 0, 11]] and vectors.dtype == np.float16
+    assert encode(*flags, "--late_chunking", "--precision", "float16")["after"] == 3
+    rows = rows_in(out)
+    assert {name: (row["begin"], row["end"]) for name, row in rows.items()} == {
+        "0": ([0, 15], [13, 25]),
+        "1": ([0], [11]),
+        "2": ([], []),
+    }
     model = AutoModel.from_pretrained(CHECKPOINT).eval()
     encoder = hf_relpos.evaluation.Encoder(model, AutoTokenizer.from_pretrained(CHECKPOINT))
     expected = hf_relpos.evaluation.passage_vectors(encoder, texts[0], [(0, 13), (15, 25)]).numpy()
-    assert np.abs(vectors[:2] - expected).max() < 1e-3 * np.abs(expected).max()
+    assert np.abs(np.array(rows["0"]["vector"]) - expected).max() < 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--shard", "2/2"), "--shard 2/2: write i/n with 0 ≤ i < n"),
+        (("--shard_size", "0"), "--shard_size 0"),
         (("--precision", "int8"), "--precision int8: give float32 or float16"),
-        (("--text_column_name", "body"), "--text_column_name body: the data has text"),
-        ((), "row 1: 'text' is a NoneType"),
+        (("--text_column_name", "body"), "--text_column_name body: the data has id, text"),
+        ((), "id b: 'text' is a NoneType"),
     ],
 )
-def test_what_cannot_be_encoded(tmp_path, flags, words):
-    write_lines(tmp_path / "texts.jsonl", [{"text": "the cat"}, {"text": None}])
-    model = ("--model_name_or_path", CHECKPOINT, "--cache_dir", tmp_path / "cache")
+def test_what_cannot_be_encoded(encode, tmp_path, flags, words):
+    write_lines(tmp_path / "texts.jsonl", [{"id": "a", "text": "the cat"}, {"id": "b", "text": None}])
+    files = ("--data_files", tmp_path / "texts.jsonl", "--output_dir", tmp_path / "out")
     with pytest.raises(SystemExit, match=f"Error: .*{words}"):
-        encode(*model, "--data_files", tmp_path / "texts.jsonl", "--output_dir", tmp_path / "out", *flags)
-    assert not list((tmp_path / "out").glob("*.npy"))
-
-
-# Distillation -----------------------------------------------------------------------------------------------------
-
-
-def test_a_student_comes_closer_to_its_teacher(data, relative, tmp_path):
-    models = ("--teacher_name_or_path", CHECKPOINT, "--model_name_or_path", relative, "--lengths", 16, 48)
-    text = ("--train_file", data / "train.txt", "--validation_file", data / "dev.txt", "--batch_tokens", 512)
-    run = ("--do_eval", "--eval_tokens", 400, "--train_tokens", 4000)
-    before = recipe("run_distil", *models, *text, *run, "--output_dir", tmp_path / "before")
-    flags = ("--do_train", "--max_steps", 10, "--output_dir", tmp_path / "out", "--save_steps", 5)
-    after = recipe("run_distil", *models, *text, *run, *flags)
-    assert all(after[name] > before[name] for name in after) and len(after) == 4
-    report = stored(tmp_path / "out", "train")
-    assert report["steps"] == 10 and report["losses"]["total"]["end"] < report["losses"]["total"]["start"]
-    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "out").config.position_embedding_type == "shaw"
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == 5000
+        encode("--model_name_or_path", CHECKPOINT, *files, *flags)
+    assert not list((tmp_path / "out").glob("*.parquet"))
 
 
 # A server ------------------------------------------------------------------------------------------------------------
@@ -630,10 +622,6 @@ REFUSED = {
         "--train_file a.jsonl --do_eval": "--do_eval: has nothing to measure",
         "--documents_file a.jsonl": "belong together",
     },
-    "run_distil": {
-        "": "--teacher_name_or_path: give a folder",
-        f"--teacher_name_or_path {CHECKPOINT}": "--train_file: give text",
-    },
 }
 CASES = [(script, (*RUN, *flags.split()), words) for script, each in REFUSED.items() for flags, words in each.items()]
 CASES += [
@@ -667,19 +655,6 @@ def test_a_folder_with_something_else_is_refused(data, tmp_path):
     with pytest.raises(SystemExit, match=r"is not empty, and has no checkpoint to go on from; give another folder"):
         classify(data, tmp_path, "--do_train")
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
-
-
-def test_a_distillation_writes_over_no_model(data, relative, tmp_path):
-    models = ("--teacher_name_or_path", CHECKPOINT, "--model_name_or_path", relative)
-    run = ("--train_file", data / "train.txt", "--do_train", "--max_steps", 1)
-    weights = (relative / "model.safetensors").read_bytes()
-    for folder in (relative, relative / "inside"):
-        with pytest.raises(SystemExit, match="or inside it; give a folder of its own"):
-            recipe("run_distil", *models, *run, "--output_dir", folder)
-    shutil.copytree(relative, tmp_path / "other")
-    with pytest.raises(SystemExit, match="holds something else than a distillation"):
-        recipe("run_distil", *models, *run, "--output_dir", tmp_path / "other")
-    assert (relative / "model.safetensors").read_bytes() == weights and not (relative / "inside").exists()
 
 
 def test_flags_from_a_file(data, tmp_path):

@@ -33,7 +33,7 @@ from hf_relpos.cli import app
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.card import command as repeating_command
-from hf_relpos.conversion.texts import check_windows, distance_histogram, shared_first_token
+from hf_relpos.conversion.texts import check_windows, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
 from hf_relpos.training.distillation import DistillationTrainer
@@ -42,16 +42,6 @@ from hf_relpos.training.distillation import DistillationTrainer
 DEMO = Path(hf_relpos.__file__).parent / "demo"
 # Few enough for a test.
 FEW = {"steps": 4, "batch_tokens": 256, "distil_tokens": 2000}
-
-
-def test_distance_histogram_counts_pairs():
-    found = distance_histogram([[0] * 6, [0] * 3])
-    pairs = [j - i for n in (6, 3) for i in range(n) for j in range(i + 1, n)]
-    assert found == {
-        "1": pairs.count(1),
-        "2-3": pairs.count(2) + pairs.count(3),
-        "4-7": pairs.count(4) + pairs.count(5),
-    }
 
 
 def test_shared_first_token():
@@ -392,7 +382,6 @@ def test_convert_for_long_texts(small, tmp_path):
     assert AutoModel.from_pretrained(tmp_path / "out").config.attention_window == 48
     found = report.fidelity.lengths
     assert [entry.length for entry in found] == [16, 64, 256] and found[-1].token_cosine_by_quarter
-    assert "128-255" in report.details["text"]["seen"]
     assert not report.details["text"]["notes"][1:]
 
 

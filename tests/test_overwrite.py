@@ -93,13 +93,6 @@ def test_a_converted_folder_is_wholly_a_checkpoint(source, tmp_path, modules):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "stock"]
 
 
-def test_a_folder_with_pictures_is_wholly_a_checkpoint(source, tmp_path):
-    options = {"steps": 2, "batch_tokens": 300}
-    texts = ["a b c d e f g h. " * 20] * 20
-    convert(source, tmp_path / "out", method="distil", texts=texts, method_options=options, plots=True)
-    assert (tmp_path / "out" / "tables.png").is_file() and other_files(tmp_path / "out") == []
-
-
 def test_a_sharded_folder_is_wholly_a_checkpoint(tmp_path):
     BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path, max_shard_size="2KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1 and other_files(tmp_path) == []

@@ -72,11 +72,11 @@ def assert_private(folder, *more):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"method": "drop"}, {"method": "distil", "method_options": OPTIONS, "plots": True}],
+    [{}, {"method": "drop"}, {"method": "distil", "method_options": OPTIONS}],
     ids=["keep", "drop", "distil"],
 )
 def test_a_conversion(source, home, tmp_path, arguments):
-    if arguments.get("plots"):
+    if arguments.get("method") == "distil":
         arguments = {**arguments, "texts": home / "texts.txt"}
     out = home / "results" / "out"
     report = convert(source, out, **arguments)
@@ -180,9 +180,7 @@ def assert_modes(folder, mask):
 
 
 def test_files_are_readable_as_the_umask_says(source, home, tmp_path, mask):
-    report = convert(
-        source, home / "out", method="distil", texts=home / "texts.txt", method_options=OPTIONS, plots=True
-    )
+    report = convert(source, home / "out", method="distil", texts=home / "texts.txt", method_options=OPTIONS)
     assert report.files
     assert_modes(home / "out", mask)
     model = RelPosBertForMaskedLM.from_pretrained(home / "out")

@@ -250,11 +250,10 @@ def test_every_recipe_reads_the_commands_that_train_md_shows():
     """As a reader would paste them."""
     text = (SCRIPTS.parent / "docs" / "train.md").read_text("utf-8").replace("\\\n", " ")
     commands = [shlex.split(line) for line in re.findall(r"^python (scripts/examples/.*)$", text, re.MULTILINE)]
-    assert {Path(script).stem for script, *_ in commands} == {*RECIPES, "run_distil"}
+    assert {Path(script).stem for script, *_ in commands} == {*RECIPES}
     parsing = import_script("recipes.arguments")
     for script, *words in commands:
         recipe = import_script(Path(script).stem)
-        own = getattr(recipe, RECIPES.get(Path(script).stem, "DistillationArguments"))
-        kinds = (own,) if recipe.__name__ == "run_distil" else (parsing.ModelArguments, own)
+        kinds = (parsing.ModelArguments, getattr(recipe, RECIPES[Path(script).stem]))
         *_, training = parsing.parse((*kinds, TrainingArguments), "", words)
         assert (SCRIPTS.parent / script).is_file() and training.do_eval

@@ -80,12 +80,6 @@ def convert(
         ),
     ] = None,
     force: Annotated[bool, advanced("Exit with 0 although the check of the result is poor.", "--force")] = False,
-    plots: Annotated[
-        bool, advanced("Draw fidelity and tables into OUT, for methods that learn from text.", "--plots")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print every tensor and all measurements, as conversion.json has them.")
-    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Convert a BERT with absolute or relative positions to this package.
@@ -123,9 +117,8 @@ def convert(
             overwrite=overwrite,
             device=device,
             progress=True,
-            plots=plots,
         )
-        print_report(report, console_for(json_file), verbose)
+        print_report(report, console_for(json_file))
         write_json(json_file, report.to_dict())
     if report.failed_thresholds and not force:
         raise typer.Exit(POOR)

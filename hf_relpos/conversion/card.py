@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 from huggingface_hub import ModelCardData, metadata_load
-from transformers import PreTrainedModel
 
 from ..console import markdown_table
 from ..families.checkpoint import CARD, TOKENIZER_FILES
@@ -17,7 +16,7 @@ from ..families.privacy import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from .folder import PICTURES, is_sentence_encoder
+from .folder import is_sentence_encoder
 from .methods import METHODS, QUALITIES
 from .plan import Conversion
 from .report import ConversionReport
@@ -53,40 +52,19 @@ def source_metadata(folder: Path) -> dict[str, Any]:
     }
 
 
-def draw(model: PreTrainedModel, report: ConversionReport, folder: Path) -> tuple[str, ...]:
-    """Draw the agreement by length, if it was measured, and the tables of a result; returns the names of the files.
-
-    Raises:
-        ModuleNotFoundError: without matplotlib.
-    """
-    from ..evaluation.plot import fidelity_figure, plot_model, save_figure
-    from ..evaluation.position_scores import example_inputs
-
-    names = []
-    if report.fidelity is not None:
-        names.append(save_figure(fidelity_figure(report.details["fidelity"]), folder / "fidelity.png").name)
-    names.append(save_figure(plot_model(model, example_inputs(model.config, 128)), folder / "tables.png").name)
-    return tuple(names)
-
-
 def write_card(
-    folder: Path,
-    conversion: Conversion,
-    report: ConversionReport,
-    model: RelPosBertPreTrainedModel,
-    pictures: Sequence[str],
+    folder: Path, conversion: Conversion, report: ConversionReport, model: RelPosBertPreTrainedModel
 ) -> None:
     """Write README.md unless there is one.
 
     Args:
         folder: folder of the result; modules.json marks a sentence-transformers folder.
         model: the result, which is left on the CPU.
-        pictures: files in the folder to show, keys of `PICTURES`.
     """
     path, pools = folder / CARD, is_sentence_encoder(folder)
     if not path.exists():
         metadata = source_metadata(conversion.top)
-        write_text(path, model_card(report, model.config, conversion.limit, metadata, pictures, pools))
+        write_text(path, model_card(report, model.config, conversion.limit, metadata, pools))
 
 
 def model_card(
@@ -94,7 +72,6 @@ def model_card(
     config: RelPosBertConfig,
     limit: int,
     metadata: Mapping[str, Any] | None = None,
-    pictures: Sequence[str] = (),
     sentence_transformers: bool = False,
 ) -> str:
     """The text of the card: what it is, its use, the agreement by length, its limits, its origin.
@@ -103,7 +80,6 @@ def model_card(
         config: configuration of the result.
         limit: maximum length of the source.
         metadata: from `source_metadata`.
-        pictures: as in `write_card`.
         sentence_transformers: whether the result loads as a SentenceTransformer.
     """
     data = _metadata(report, metadata or {}, sentence_transformers)
@@ -111,7 +87,7 @@ def model_card(
         f"---\n{data.to_yaml()}\n---",
         *_what(report, sentence_transformers),
         *_use(report, config, limit, sentence_transformers),
-        *_fidelity(report, pictures),
+        *_fidelity(report),
         "## What is not promised",
         "\n".join(f"- {line}" for line in _limits(report, config, limit)),
         "## How it was made",
@@ -280,14 +256,14 @@ def _text(report: ConversionReport) -> list[str]:
     preset = "" if report.quality is None else f"Quality `{report.quality}`: {QUALITIES[report.quality].help}."
     lines = [*filter(None, [preset]), f"Method `{report.method}`: {METHODS[report.method].help}."]
     if (text := report.details.get("text")) is not None:
-        lines.append(f"{report.text_in_words('`')} to the tokenizer.")
+        lines.append(f"{report.text_in_words} to the tokenizer.")
         if (distilled := report.details.get("distillation")) is not None:
             lines.append(f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens.")
         lines += [f"Note: {note}." for note in text["notes"]]
     return ["\n".join(lines)]
 
 
-def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
+def _fidelity(report: ConversionReport) -> list[str]:
     lines = ["## How close it is"]
     measured = report.fidelity
     if measured is not None:
@@ -317,7 +293,7 @@ def _fidelity(report: ConversionReport, pictures: Sequence[str]) -> list[str]:
             f"Not measured{f' ({why})' if why else ''}. "
             "`hf-relpos compare SOURCE OUT --text held-out.txt` measures it."
         )
-    return lines + [f"![{PICTURES[name]}]({name})\n\n{PICTURES[name]}." for name in pictures]
+    return lines
 
 
 def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:

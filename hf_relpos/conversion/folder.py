@@ -35,10 +35,6 @@ from ..models.saved_code.remote_code import own_files
 
 
 REPORT = "conversion.json"
-PICTURES = {
-    "fidelity.png": "Agreement with the source by length",
-    "tables.png": "What position adds to the attention scores, head by head; mean query and key of random tokens",
-}
 MODULES = "modules.json"
 # Text files in the folder of modules.json, and in the folder of the encoder's config.json.
 TOP_FILES = (MODULES, "config_sentence_transformers.json")
@@ -68,7 +64,6 @@ KNOWN = (
     *ENCODER_FILES,
     CARD,
     REPORT,
-    *PICTURES,
     ".gitattributes",
 )
 
@@ -337,7 +332,7 @@ def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...
         path for pattern in PICKLED_FILES for path in folder.glob(pattern)
     ]
     read = {path.relative_to(top).as_posix() for path in (*weights, folder / "config.json", folder / INDEX)}
-    made = {REPORT, *PICTURES, *(str(Path(layout.encoder, name)) for name in own_files(folder))}
+    made = {REPORT, *(str(Path(layout.encoder, name)) for name in own_files(folder))}
     done = {*copied, *read, *made, MODULES, CARD}
     used = {"", layout.encoder, *layout.modules}
     folders = {parent for name in used for parent in (top / name, *(top / name).parents)}

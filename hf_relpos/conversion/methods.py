@@ -214,4 +214,3 @@ class Arguments:
     overwrite: bool
     device: str | None
     progress: bool
-    plots: bool

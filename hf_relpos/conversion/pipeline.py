@@ -12,7 +12,6 @@ import transformers
 from safetensors import SafetensorError
 
 from ..console import spinner
-from ..evaluation.plot import figure_class
 from ..families.checkpoint import Checkpoint, read_tensors, rename_and_validate
 from ..families.errors import ConversionError, PoorConversionWarning
 from ..families.names import is_buffer, is_table
@@ -22,7 +21,7 @@ from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..processes import process_state
 from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
-from .card import draw, write_card
+from .card import write_card
 from .configurations import resolved_options
 from .exact import exact
 from .folder import REPORT, check_replaceable, check_target, copy_companions, left_out
@@ -58,7 +57,6 @@ def convert(
     overwrite: bool = False,
     device: str | None = None,
     progress: bool = False,
-    plots: bool = False,
 ) -> ConversionReport:
     """Write a checkpoint of one of `families.FAMILIES` or of this package as a relpos_bert folder with its tokenizer.
 
@@ -97,8 +95,6 @@ def convert(
         device: device of a method that learns from text, such as "cpu" or "cuda:1", with float64 support. None for an
             accelerator if there is one, else the CPU.
         progress: show a progress bar; without a terminal, a line every half minute.
-        plots: for a method that learns from text: draw the agreement by length (`fidelity.png`) and the tables
-            (`tables.png`) into `out`. Needs the extra `plot`.
 
     Returns:
         The report, as in `conversion.json`.
@@ -106,11 +102,8 @@ def convert(
     Raises:
         ConversionError: for a source that cannot be converted, an unknown scheme or option, and a folder that cannot
             be written; names the cause and the remedy.
-        ModuleNotFoundError: with `plots`, without matplotlib.
     """
     given = Arguments(**locals())  # before there are other variables
-    if plots:
-        figure_class()  # raises without matplotlib, before any work
     conversion = plan_conversion(given, check_target(out, overwrite, source))
     with spinner("reading the source", progress):
         conversion = _read(conversion)
@@ -132,8 +125,7 @@ def convert(
                         difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
                         report = replace(report, difference=difference)
                     write_json(unfinished / REPORT, report.to_dict(), indent=2)
-                    pictures = draw(reloaded, report, unfinished) if plots else ()
-                    write_card(unfinished, conversion, report, reloaded, pictures)
+                    write_card(unfinished, conversion, report, reloaded)
             except (OSError, SafetensorError) as error:
                 raise ConversionError(describe_write_error(error, conversion.target)) from error
         process.wait_for_everyone()

@@ -170,11 +170,6 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     spec = spec.with_head(head)
     given = choose_method(choose_quality(given, spec), spec, folder)
     texts = check_text(given)
-    if given.plots and not METHODS[given.method].learns:
-        raise ConversionError(
-            f"plots = True: method = {given.method!r} measures nothing that could be drawn; leave it out, and draw "
-            "the result with `hf-relpos plot` or `hf-relpos compare --plot`"
-        )
     options, device = resolve_options(given), check_device(given)
     own = source_config(folder, spec)
     config = target_config(folder, spec, own, given, options)

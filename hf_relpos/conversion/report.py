@@ -121,14 +121,11 @@ class ConversionReport:
         """Summary of the agreement: up to which length the result can replace the source. None if not measured."""
         return self.details.get("fidelity", {}).get("verdict")
 
-    def text_in_words(self, quote: str = "") -> str:
-        """Sentence about the text that the model has learnt from.
-
-        Args:
-            quote: quotation mark for names of texts.
-        """
+    @property
+    def text_in_words(self) -> str:
+        """Sentence about the text that the model has learnt from."""
         text = self.details["text"]
-        names = ", ".join(f"{quote}{name}{quote}" for name in self.arguments.get("texts", []))
+        names = ", ".join(f"`{name}`" for name in self.arguments.get("texts", []))
         return (
             f"Learnt from {text['tokens']:,} tokens in {text['windows']:,} windows of "
             f"{names or 'documents given in Python'}; {100 * text['unknown_share']:.1f} % of the tokens are "

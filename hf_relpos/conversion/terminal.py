@@ -1,41 +1,15 @@
 """Print the report of a conversion in the terminal."""
 
-import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
-from ..console import new_table, print_table
-from ..evaluation.printing import print_fidelity
+from ..console import print_table
 from ..models.modeling_relpos_bert import HEADS
-from ..training import DistillationReport
 from .folder import MODULES
 from .push import Upload
 from .report import ConversionReport
-
-
-# Footnote marks for notes that several tensors share.
-MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
-
-
-def print_report(report: ConversionReport, console: Console, verbose: bool = False) -> None:
-    """Print what was made, how close it is, what it can do, and what to do next.
-
-    Args:
-        verbose: also print the tensors, one row for all layers, all measurements and what they
-            cost; then the summary again.
-    """
-    _print_summary(report, console)
-    if not verbose:
-        return
-    _print_tensors(report, console)
-    if report.fidelity is not None:
-        print_fidelity(report.fidelity, console)
-    _print_lines(console, _details(report))
-    _print_summary(report, console)
 
 
 def _print_lines(console: Console, lines: Sequence[str], prose: bool = True) -> None:
@@ -43,8 +17,11 @@ def _print_lines(console: Console, lines: Sequence[str], prose: bool = True) -> 
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=not (prose and console.is_terminal))
 
 
-def _print_summary(report: ConversionReport, console: Console) -> None:
-    """Print what was made, the agreement at four lengths, the verdict, notes and the next steps."""
+def print_report(report: ConversionReport, console: Console) -> None:
+    """Print what was made, the agreement at four lengths, the verdict, notes and the next steps.
+
+    `conversion.json` has every tensor and all measurements.
+    """
     _print_lines(console, [_what(report)])
     if report.fidelity is not None:
         entries = report.fidelity.lengths
@@ -84,31 +61,6 @@ def print_upload(upload: Upload, console: Console) -> None:
     _print_lines(console, [f"Problem: {problem}" for problem in upload.problems], prose=False)
 
 
-def _print_tensors(report: ConversionReport, console: Console) -> None:
-    """Print one row for the same tensor of all layers; a note of several rows becomes a footnote."""
-    rows: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
-    for step in report.steps:
-        name = (step.target or step.source or "").removeprefix("bert.")
-        key = (step.kind, re.sub(r"^encoder\.layer\.\d+\.", "layer.*.", name), step.shape, step.note)
-        count = rows.setdefault(key, [0, 0])
-        count[0] += 1
-        count[1] += step.parameters
-    notes = Counter(note for _, _, _, note in rows if note)
-    shared = {note: MARKS[n % len(MARKS)] for n, note in enumerate(note for note in notes if notes[note] > 1)}
-
-    table = new_table("", "", "tensor", "shape", "parameters", padding=(0, 1, 0, 0))
-    for column in (1, 4):
-        table.columns[column].justify = "right"
-    for (kind, name, shape, note), (tensors, parameters) in rows.items():
-        times = f"{tensors} ×" if tensors > 1 else ""
-        below = f" {shared[note]}" if note in shared else f"\n{note}" if note else ""
-        tensor = Text(name).append(below, style="italic")
-        table.add_row(kind, times, tensor, "×".join(map(str, shape)), f"{parameters:,}")
-    console.print(table)
-    for note, mark in shared.items():
-        console.print(f"{mark} {note}", style="italic", highlight=False, markup=False)
-
-
 def _what(report: ConversionReport) -> str:
     """Source, result, method and scheme."""
     options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
@@ -135,23 +87,3 @@ def _lines(report: ConversionReport) -> list[str]:
     if report.left_out:
         lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
     return lines
-
-
-def _details(report: ConversionReport) -> list[str]:
-    """Numbers of tensors, the text, and what the conversion cost."""
-    details = report.details
-    lines = [
-        f"{kind:8} {total['tensors']:6,} tensors {total['parameters']:14,} parameters"
-        for kind, total in report.totals.items()
-    ]
-    if (text := details.get("text")) is not None:
-        lines.append(report.text_in_words())
-        pairs = " · ".join(f"{distances}: {count:,}" for distances, count in text["seen"].items())
-        lines.append(f"pairs of tokens seen, by distance: {pairs}")
-    if (distillation := details.get("distillation")) is not None:
-        lines.append(f"distilled: {DistillationReport(**distillation).summary()}")
-    lines += [report.pairs_in_words] if report.pairs_in_words else []
-    if spent := details.get("cpu_seconds"):
-        parts = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in spent.items())
-        lines.append(f"processor time: {parts}")
-    return [*lines, ""]

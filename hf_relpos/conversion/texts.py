@@ -65,7 +65,6 @@ def learning_windows(conversion: Conversion, tokenizer: Any, model: PreTrainedMo
     conversion.details["text"] = {
         "tokens": windows.tokens,
         "windows": len(windows.ids),
-        "seen": distance_histogram(windows.ids),
         "unknown_share": round(windows.unknown_rate, 5),
         "pair_windows": sum(map(any, windows.types or ())),
         "notes": check_windows(windows, max(limit, length)),
@@ -180,17 +179,3 @@ def shared_first_token(windows: Sequence[Sequence[int]]) -> int | None:
     """The first token of all windows, such as [CLS]; None if they differ."""
     firsts = {ids[0] for ids in windows}
     return firsts.pop() if len(firsts) == 1 else None
-
-
-def distance_histogram(windows: Iterable[Sequence[int]]) -> dict[str, int]:
-    """Number of token pairs in the windows by distance, in octaves: "1", "2-3", "4-7", …."""
-    counts: dict[str, int] = {}
-    for ids in windows:
-        low = 1
-        while low < len(ids):
-            high = min(2 * low - 1, len(ids) - 1)
-            name = str(low) if low == 1 else f"{low}-{2 * low - 1}"
-            pairs = sum(range(len(ids) - high, len(ids) - low + 1))
-            counts[name] = counts.get(name, 0) + pairs
-            low *= 2
-    return dict(sorted(counts.items(), key=lambda item: int(item[0].split("-")[0])))

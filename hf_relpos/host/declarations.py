@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-FLOOR = {"transformers": "5.14", "torch": "2.11", "peft": "0.17"}
+FLOOR = {"transformers": "5.5", "torch": "2.11", "peft": "0.17"}
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ MODELS = (
     Need("transformers.utils.generic:merge_with_config_defaults"),
     Need(f"{CAPTURE}:capture_outputs"),
     Need(f"{MODEL}._init_weights", ("module",)),
-    Need(f"{MODEL}._initialize_weights", ("module", "is_custom_code")),
+    Need(f"{MODEL}._initialize_weights", ("module", "is_custom_code|is_remote_code")),
     Need(f"{MODEL}.get_correct_attn_implementation", ("requested_attention", "is_init_check")),
     Need(f"{MODEL}.tie_weights", ("missing_keys",)),
     Need(f"{MODEL}._get_files_timestamps", ("working_dir",)),
@@ -219,9 +219,9 @@ for place, prefix in (ROTARY_MODELS | {"jina_embeddings_v3": "JinaEmbeddingsV3"}
     LIVE[f"{prefix}Attention"] = Need(f"{file}:{prefix}Attention.forward", (STATES, "position_embeddings"), since)
     LIVE[f"rotate {prefix}"] = Need(f"{file}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim"), since)
 LIVE |= {
-    "EsmEncoder": Need(f"{ESM}:EsmEncoder.forward", (STATES, "attention_mask", "position_embeddings")),
-    "EsmSelfAttention": Need(f"{ESM}:EsmSelfAttention.forward", (STATES, "attention_mask", "position_embeddings")),
-    "rotate Esm": Need(f"{ESM}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim")),
+    "EsmEncoder": Need(f"{ESM}:EsmEncoder.forward", (STATES, "attention_mask", "position_embeddings"), "5.6"),
+    "EsmSelfAttention": Need(f"{ESM}:EsmSelfAttention.forward", (STATES, "position_embeddings"), "5.6"),
+    "rotate Esm": Need(f"{ESM}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim"), "5.6"),
     # layers of earlier releases do not hand on what the stack passes to their attention
     "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
     "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),

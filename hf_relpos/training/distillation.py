@@ -163,11 +163,6 @@ class DistillationReport:
     losses: dict[str, dict[str, float]]
     settings: dict[str, Any]
 
-    def summary(self) -> str:
-        """The result in one line."""
-        parts = ", ".join(f"{name} {ends['start']:.4f} to {ends['end']:.4f}" for name, ends in self.losses.items())
-        return f"{self.steps:,} steps, {self.tokens:,} tokens, {self.seconds:.0f} s; loss: {parts}"
-
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values."""
         return asdict(self)

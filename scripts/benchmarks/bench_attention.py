@@ -251,7 +251,6 @@ def tables(results: dict) -> list[Table]:
 
 def card(results: dict) -> str:
     """cpu-attention.md."""
-    picture_link = "\n![time against length](cpu-attention.png)\n" if results["memory"] else ""
     return (
         f"# Attention on the CPU\n\n{describe(results['environment'])}\n"
         "Time ÷ that of absolute positions with SDPA, float32; L tokens, B rows. 4.57: `BertSelfAttention` of "
@@ -259,51 +258,8 @@ def card(results: dict) -> str:
         f"float64 are at most {max(results[ERRORS].values()):.2f} times those of eager in the same dtype.\n\n"
         "**What it shows.** The gain over Transformers 4.57 grows with the length. So does its memory, while that of "
         "the chunks\nstays about the same for the same number of tokens.\n"
-        f"{markdown_sections(tables(results))}{picture_link}"
+        f"{markdown_sections(tables(results))}"
     )
-
-
-def picture(results: dict, path) -> None:
-    """Against length: ratios of time, forward and training, and memory in training."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from hf_relpos.files import atomic_file
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.2))
-    axes[1].sharey(axes[0])
-    times = {
-        kind: [r for r in results["times"] if (r["pass"], r["dropout"], r["dtype"]) == (kind, 0.0, "float32")]
-        for kind in ("forward", "both")
-    }
-    trained = [row for row in results["memory"] if row["pass"] == "training"]
-    panels = [
-        (times["forward"], "ratio", "forward", f"time × {FLOOR}"),
-        (times["both"], "ratio", "forward and backward", ""),
-        (trained, "mb", "memory in training, 2,048 tokens", "MB beyond inputs"),
-    ]
-    styles: dict[str, dict] = {}  # a variant looks the same in all panels
-    for axis, (rows, what, title, label) in zip(axes, panels, strict=True):
-        for name in dict.fromkeys(row["variant"] for row in rows):
-            variant = [row for row in rows if row["variant"] == name]
-            dashed = "--" if name.startswith(("4.57", "absolute, eager")) else "-"
-            colour = "k" if name == FLOOR else f"C{len(styles)}"
-            style = styles.setdefault(name, {"color": colour, "linestyle": dashed})
-            axis.plot(
-                [r["length"] for r in variant], [r[what] for r in variant], marker="o", ms=3, label=name, **style
-            )
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xlabel("length")
-        axis.set_ylabel(label)
-        axis.set_title(title)
-        axis.grid(True, which="both", alpha=0.3)
-    axes[1].legend(fontsize=7)
-    figure.tight_layout()
-    with atomic_file(path) as partial:
-        figure.savefig(partial, dpi=120, format="png")
 
 
 def main() -> None:
@@ -353,8 +309,6 @@ def main() -> None:
             )
             write()
     print_tables(tables(results))
-    if not args.quick:
-        picture(results, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

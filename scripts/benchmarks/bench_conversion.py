@@ -176,10 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         content["missing"].pop(key, None)
         rows = {**content["rows"], key: row}
         content["rows"] = {name: rows[name] for name in ROWS if name in rows}
-        save(args.out, content, draw=False)
+        save(args.out, content)
         for title, columns, lines in result_tables(content, key.partition("/")[0]):
             print_table(console, title, columns, [line for line in lines if line[0].startswith(row_label(key))])
-    save(args.out, content, draw=True)
+    save(args.out, content)
     for table in result_tables(content):
         print_table(console, *table)
 

@@ -232,7 +232,6 @@ def tables(results: dict) -> list[Table]:
 
 def card(results: dict) -> str:
     """The page of the results."""
-    picture_link = "\n![time and memory against length](cpu-window.png)\n" if results["memory"] else ""
     errors = ", ".join(f"{scheme} {error:.0e}" for scheme, error in results["difference"].items())
     words = (
         f"One attention with 12 heads of 64, window {WINDOW}, [CLS] global. "
@@ -241,41 +240,7 @@ def card(results: dict) -> str:
         "Pieces,\nwhich attend to nothing outside of themselves, stay faster.\n"
     )
     heading = f"# An attention window on the CPU\n\n{describe(results['environment'])}\n{words}"
-    return heading + picture_link + markdown_sections(tables(results))
-
-
-def picture(results: dict, path: Path) -> None:
-    """Time and memory in training against length."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from hf_relpos.files import atomic_file
-
-    scheme = results["schemes"][0]
-    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4))
-    panels = [
-        ("times", "forward", "µs for each token"),
-        ("times", "both", "µs for each token"),
-        ("memory", "both", "MB"),
-    ]
-    for axis, (what, kind, label) in zip(axes, panels, strict=True):
-        for number, name in enumerate(VARIANTS):
-            points = [(n, measured(results, what, scheme, name, n, kind)) for n in results["lengths"]]
-            points = [point for point in points if point[1] is not None]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", ms=3, color=f"C{number}", label=name)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xlabel("length")
-        axis.set_ylabel(label)
-        axis.set_title(f"{scheme}, {'memory in training' if what == 'memory' else PASSES[kind].lower()}")
-        axis.grid(True, which="both", alpha=0.3)
-    axes[1].legend(fontsize=7)
-    figure.tight_layout()
-    with atomic_file(path) as partial:
-        figure.savefig(partial, dpi=120, format="png")
+    return heading + markdown_sections(tables(results))
 
 
 def run(args: argparse.Namespace) -> dict:
@@ -347,8 +312,6 @@ def main() -> None:
         args.name, args.schemes, args.lengths = "cpu-window-quick", args.schemes[:1], [2048, 4096]
     results = run(args)
     print_tables(tables(results))
-    if not args.quick:
-        picture(results, (args.out / args.name).with_suffix(".png"))
 
 
 if __name__ == "__main__":

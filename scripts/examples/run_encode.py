@@ -1,39 +1,39 @@
-"""Encode a data set of any size with a sentence encoder: shard by shard, in several processes, resumable.
+"""Encode a data set of any size with a sentence encoder, as a pipeline of Ray Data: on this machine, or on a cluster.
 
     python scripts/examples/run_encode.py --model_name_or_path encoder --data_files passages.jsonl \\
         --id_column_name id --output_dir embeddings
+    RAY_ADDRESS=ray://head:10001 python scripts/examples/run_encode.py …
 
-Files are .jsonl, .json, .csv, .tsv, .parquet or .arrow; `datasets` maps them into memory. Rows are encoded in shards
-of --shard_size. Each shard is two files, written under another name and renamed: `00003-of-00100.npy`, which
-`numpy.load(…, mmap_mode="r")` maps into memory, and `00003-of-00100.json`, the id of each vector (without
---id_column_name the number of the row). A run that was stopped goes on with the first shard that is missing.
+Files are .jsonl, .csv, .tsv or .parquet, whose ids are unique. The output is Parquet with the columns of the id and
+`vector`; the order of the rows is not kept. Every file holds --shard_size rows, and is written at once. The same
+command encodes what is missing: after a kill, after a worker was lost (Ray starts another one), or when rows have
+been added.
 
-Several processes take every n-th shard each: `accelerate launch --multi_gpu --num_processes 4 …`, without GPUs
-too, or with a scheduler of your own `--shard 0/4`, `--shard 1/4`, … They need not run at the same time.
-`hf_relpos.optimize` is applied unless `--optimize False` is given.
+Each worker has the encoder, with `hf_relpos.optimize` unless `--optimize False` is given, on one CPU core or one GPU.
 
 With --late_chunking every line of a text that has a letter is a passage, and its vector is the mean of its tokens'
-states, read in the context of the whole text. Its id is [id of the row, first character, character after the last].
+states, read in the context of the whole text. A row is a text with lists: `vector` of each passage, `begin` and `end`,
+its first character and the one after its last. `table.explode(["vector", "begin", "end"])` of pandas has one row each.
 """
 
 import ctypes
-import itertools
 import json
 import logging
-import math
 import os
 import re
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import ray
 import torch
-from datasets import Dataset, load_dataset
+from ray.data.checkpoint import CheckpointConfig
 from recipes.arguments import ModelArguments, check_least, launch, option
 from recipes.data import check_suffix
 from run_embedding import load_encoder
@@ -41,19 +41,19 @@ from sentence_transformers import SentenceTransformer
 
 from hf_relpos.data.records import text_problem
 from hf_relpos.evaluation import Encoder, passage_vectors
-from hf_relpos.files import atomic_file, write_json
+from hf_relpos.files import write_json
 
 
 logger = logging.getLogger(__name__)
 
-FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+FORMATS = (".jsonl", ".csv", ".tsv", ".parquet")
 PRECISIONS = ("float32", "float16")
 # A passage of --late_chunking.
 LINE = re.compile(r"[^\n]*\w[^\n]*")
-# After so many batches the gaps of the heap are given back, which takes 7 milliseconds.
-BATCHES = 16
-# What the shards of a folder have in common.
-SETTINGS = "encoding.json"
+# What the files of a folder have in common, and where Ray keeps the ids that it has written.
+SETTINGS, WRITTEN = "encoding.json", "written"
+# What Ray runs beside the workers: an actor that leaves out what is written, and a task that reads or writes.
+OTHERS = 2
 
 
 @dataclass
@@ -61,184 +61,184 @@ class EncodingArguments:
     """Which texts, and where their vectors go."""
 
     data_files: list[str] = option("files of one format", [])
-    output_dir: str = option("folder for the shards", "embeddings")
+    output_dir: str = option("folder for the vectors; on a cluster, one that all machines see", "embeddings")
     text_column_name: str = option("column of the texts", "text")
-    id_column_name: str | None = option("column of ids; default: the number of the row, from 0 on")
+    id_column_name: str = option("column of ids, each of which occurs once", "id")
     max_seq_length: int | None = option("tokens read of a text; default: what the encoder reads, at most 512")
-    shard_size: int = option("rows of a shard", 10_000)
-    batch_size: int = option("texts encoded at once, those of a shard sorted by length", 32)
+    shard_size: int = option("rows of a file, which a worker encodes at once, sorted by length", 5_000)
+    batch_size: int = option("texts encoded at once", 32)
     precision: str = option("of the stored vectors: float32 or float16", "float32")
     late_chunking: bool = option("a vector for each line, in the context of its text", False)
-    shard: str | None = option("i/n: this process takes shards i, i + n, …; default: from accelerate launch, or all")
+    workers: int | None = option("encoders; default: one for each GPU, or without GPUs for each core")
 
     def __post_init__(self) -> None:
         if not self.data_files:
             raise ValueError("--data_files: give at least one file")
         for path in self.data_files:
             check_suffix(path, FORMATS)
-        kinds = {_format(path) for path in self.data_files}
+        kinds = {kind for path in self.data_files for kind in FORMATS if kind in Path(path).suffixes}
         if len(kinds) > 1:
             raise ValueError(f"--data_files: are {' and '.join(sorted(kinds))}; give files of one format")
-        for name in ("max_seq_length", "shard_size", "batch_size"):
+        for name in ("max_seq_length", "shard_size", "batch_size", "workers"):
             check_least(name, getattr(self, name), 1)
         if self.precision not in PRECISIONS:
             raise ValueError(f"--precision {self.precision}: give {' or '.join(PRECISIONS)}")
-        _ = self.process
-
-    @property
-    def process(self) -> tuple[int, int]:
-        """Number of this process, and of all of them."""
-        if self.shard is None:  # torchrun and accelerate launch set both
-            return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        found = re.fullmatch(r"(\d+)/(\d+)", self.shard)
-        if found is None or int(found[1]) >= int(found[2]):
-            raise ValueError(f"--shard {self.shard}: write i/n with 0 ≤ i < n")
-        return int(found[1]), int(found[2])
 
 
-def _format(path: str) -> str:
-    return next(kind for suffix, kind in FORMATS.items() if suffix in Path(path).suffixes)
+class TextEncoder:
+    """A worker: the encoder, and a batch of rows to a batch with their vectors."""
+
+    def __init__(self, model_args: ModelArguments, args: EncodingArguments):
+        self.model, self.args = load_encoder(model_args, args.max_seq_length), args
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """
+        Raises:
+            ValueError: for a row without a text.
+        """
+        args = self.args
+        ids, texts = batch[args.id_column_name], batch[args.text_column_name].to_pylist()
+        for name, text in zip(ids, texts, strict=True):
+            if problem := text_problem(text):
+                raise ValueError(f"{args.id_column_name} {name}: {args.text_column_name!r} {problem}")
+        if args.late_chunking:
+            return pa.table({args.id_column_name: ids, **self._passages(texts)})
+        vectors = self.model.encode(texts, batch_size=args.batch_size, show_progress_bar=False)
+        with suppress(OSError, AttributeError, TypeError):  # another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)  # batches without padding differ in size, and leave gaps in the heap
+        return pa.table({args.id_column_name: ids, "vector": self._column(vectors)})
+
+    def _column(self, vectors: np.ndarray) -> pa.FixedSizeListArray:
+        return pa.FixedSizeListArray.from_arrays(vectors.astype(self.args.precision).ravel(), vectors.shape[1])
+
+    def _passages(self, texts: Sequence[str]) -> dict[str, pa.ListArray]:
+        """The columns of lists. A row has all passages of a text, so that its id says that they are written."""
+        found = [late_chunks(self.model, text) for text in texts]
+        ends = pa.array(np.cumsum([0, *(len(borders) for borders, _ in found)]), pa.int32())
+        spans = np.array([border for borders, _ in found for border in borders], np.int64).reshape(-1, 2)
+        columns = {"vector": self._column(np.concatenate([vectors for _, vectors in found]))}
+        columns |= {"begin": pa.array(spans[:, 0]), "end": pa.array(spans[:, 1])}
+        return {name: pa.ListArray.from_arrays(ends, values) for name, values in columns.items()}
 
 
-def read_rows(args: EncodingArguments, cache_dir: str | None) -> Dataset:
-    """All rows, mapped into memory, with the columns of texts and ids.
-
-    Raises:
-        ValueError: for files that cannot be read, and columns that they do not have.
-    """
-    options = {"delimiter": "\t"} if ".tsv" in Path(args.data_files[0]).suffixes else {}
-    try:
-        data = load_dataset(
-            _format(args.data_files[0]), data_files=args.data_files, split="train", cache_dir=cache_dir, **options
-        )
-    except Exception as error:  # each format has its own
-        cause = str(error.__cause__ or error).splitlines()[0]
-        raise ValueError(f"--data_files {args.data_files[0]}: cannot be read ({cause}); check the file") from error
-    columns = {"text_column_name": args.text_column_name, "id_column_name": args.id_column_name}
-    for flag, column in columns.items():
-        if column is not None and column not in data.column_names:
-            raise ValueError(f"--{flag} {column}: the data has {', '.join(data.column_names)}; name one of these")
-    return data.select_columns([column for column in columns.values() if column is not None])
-
-
-def release_gaps(module: torch.nn.Module) -> None:
-    """Let a module give memory back that is free inside the heap of the C library, if that is glibc.
-
-    Batches without padding differ in size, and so leave gaps, in which later ones do not fit.
-    """
-    batches = itertools.count(1)
-
-    def release(*_: Any) -> None:
-        if next(batches) % BATCHES == 0:
-            with suppress(OSError, AttributeError, TypeError):  # another C library
-                ctypes.CDLL(None).malloc_trim(0)
-
-    module.register_forward_pre_hook(release)
-
-
-class TokenCount:
-    """Counts the real tokens that a module reads, as a hook before its forward pass."""
-
-    def __init__(self, module: torch.nn.Module):
-        self.tokens = 0
-        module.register_forward_pre_hook(self, with_kwargs=True)
-
-    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        features = args[0] if args else kwargs  # of a SentenceTransformer, of a model
-        self.tokens += int(features["attention_mask"].sum())
-
-
-def encode(
-    model: SentenceTransformer, args: EncodingArguments, texts: Sequence[str], ids: Sequence[Any]
-) -> tuple[np.ndarray, list[Any]]:
-    """Vectors, (texts or passages, D), and their ids."""
-    if not args.late_chunking:
-        return model.encode(texts, batch_size=args.batch_size, show_progress_bar=False), list(ids)
+def late_chunks(model: SentenceTransformer, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """Borders of the passages of a text, and their vectors, (passages, D)."""
     encoder = Encoder(model.transformers_model, model.tokenizer, max_length=model.max_seq_length)
-    found, names = [np.zeros((0, model.transformers_model.config.hidden_size), np.float32)], []
-    for name, text in zip(ids, texts, strict=True):
-        borders = [line.span() for line in LINE.finditer(text)]
-        vectors = passage_vectors(encoder, text, borders)
-        if any(type(module).__name__ == "Normalize" for module in model):
-            vectors = torch.nn.functional.normalize(vectors, dim=-1)
-        found.append(vectors.float().numpy())
-        names += [[name, *border] for border in borders]
-    return np.concatenate(found), names
+    borders = [line.span() for line in LINE.finditer(text)]
+    vectors = passage_vectors(encoder, text, borders)
+    if any(type(module).__name__ == "Normalize" for module in model):
+        vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    return borders, vectors.float().numpy()
 
 
-def check_settings(args: EncodingArguments, model: str, rows: int) -> None:
-    """Write the settings of the folder; or compare them with those of an earlier run or another process.
+def read_files(paths: Sequence[str]) -> ray.data.Dataset:
+    """All rows."""
+    files = [str(Path(path).resolve()) for path in paths]
+    suffixes = Path(files[0]).suffixes
+    if ".parquet" in suffixes:
+        return ray.data.read_parquet(files)
+    if ".jsonl" in suffixes:
+        return ray.data.read_json(files)
+    options = pyarrow.csv.ParseOptions(delimiter="\t" if ".tsv" in suffixes else ",", newlines_in_values=True)
+    return ray.data.read_csv(files, parse_options=options)
+
+
+def check_columns(args: EncodingArguments, data: ray.data.Dataset) -> None:
+    """
+    Raises:
+        ValueError: for columns that the files do not have.
+    """
+    columns = data.columns() or []
+    for flag in ("text_column_name", "id_column_name"):
+        if getattr(args, flag) not in columns:
+            raise ValueError(f"--{flag} {getattr(args, flag)}: the data has {', '.join(columns)}; name one of these")
+
+
+def check_settings(args: EncodingArguments, model: str) -> None:
+    """Write the settings of the folder; or compare them with those of an earlier run.
 
     Raises:
         ValueError: for a folder of other settings.
     """
-    folder = Path(args.output_dir)
-    shared = ("text_column_name", "id_column_name", "max_seq_length", "shard_size", "precision", "late_chunking")
-    settings = {"model": model, "data_files": [Path(path).name for path in args.data_files], "rows": rows}
-    settings |= {name: getattr(args, name) for name in shared}
-    stored = _read_json(folder / SETTINGS)
-    if stored is None and folder.is_dir() and any(folder.glob("*.npy")):
-        raise ValueError(f"--output_dir {folder}: has .npy files and no {SETTINGS}; give another folder")
+    folder, shared = Path(args.output_dir), ("id_column_name", "max_seq_length", "precision", "late_chunking")
+    settings = {"model": model, "text_column_name": args.text_column_name}
+    settings |= {name: value for name, value in asdict(args).items() if name in shared}
+    path = folder / SETTINGS
+    if not path.is_file():
+        if any(folder.glob("*.parquet")):
+            raise ValueError(f"--output_dir {folder}: has .parquet files and no {SETTINGS}; give another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, settings)
+    stored = json.loads(path.read_text("utf-8"))
     for name, value in settings.items():
-        if stored is not None and stored.get(name) != value:
+        if stored.get(name) != value:
             raise ValueError(
                 f"--output_dir {folder}: was begun with {name} = {stored.get(name)!r}, and this run has {value!r}; "
                 "give another folder"
             )
-    if stored is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SETTINGS, settings)
 
 
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+def start_ray(args: EncodingArguments) -> dict[str, Any]:
+    """Connect to a cluster, or start Ray on this machine; the settings of the pool of workers."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default, behind all else that runs here
+    here = {"runtime_env": {"working_dir": str(Path(__file__).parent)}, "log_to_driver": False}
+    if not ray.is_initialized():
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(**here)
+        else:
+            cores = args.workers or len(os.sched_getaffinity(0))
+            ray.init(num_cpus=cores + OTHERS, include_dashboard=False, **here)
+    resources = ray.cluster_resources()
+    if gpus := int(resources.get("GPU", 0)):
+        return {"num_gpus": 1, "compute": ray.data.ActorPoolStrategy(size=args.workers or gpus)}
+    return {
+        "num_cpus": 1,
+        "compute": ray.data.ActorPoolStrategy(size=args.workers or max(1, int(resources["CPU"]) - OTHERS)),
+    }
 
 
-def encode_shards(model_args: ModelArguments, args: EncodingArguments) -> dict[str, Any]:
-    """Encode the shards of this process that are missing, and return what was done.
+def encode_rows(model_args: ModelArguments, args: EncodingArguments) -> dict[str, int]:
+    """Encode the rows that are missing, and return how many there were before and are now.
 
     Raises:
         ValueError: for flags, data and models that cannot be used, and a row without a text.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, level="INFO")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    data = read_rows(args, model_args.cache_dir)
-    model = load_encoder(model_args, args.max_seq_length)
-    check_settings(args, str(model_args.model_name_or_path), len(data))
-    count, (process, processes) = math.ceil(len(data) / args.shard_size), args.process
-    reader = model.transformers_model if args.late_chunking else model
-    read = TokenCount(reader)
-    release_gaps(reader)
-    done, begin, cpu = 0, time.perf_counter(), time.process_time()
-    for number in range(process, count, processes):
-        path = Path(args.output_dir, f"{number:05d}-of-{count:05d}.npy")
-        if path.is_file() and path.with_suffix(".json").is_file():
-            continue
-        first = number * args.shard_size
-        rows = data[first : first + args.shard_size]
-        texts = rows[args.text_column_name]
-        for row, text in enumerate(texts, first):
-            if problem := text_problem(text):
-                raise ValueError(f"{args.data_files[0]}, row {row}: {args.text_column_name!r} {problem}")
-        ids = rows[args.id_column_name] if args.id_column_name else range(first, first + len(texts))
-        vectors, names = encode(model, args, texts, ids)
-        with atomic_file(path) as partial:
-            np.save(partial, vectors.astype(args.precision))
-        write_json(path.with_suffix(".json"), names, indent=None)  # last: with both, the shard is complete
-        done += 1
-        rate = read.tokens / (time.perf_counter() - begin)
-        logger.info(f"{path.name}: {len(names)} vectors; {rate:,.0f} tokens a second")
-    seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
-    rates = {f"tokens_per_{name[:-1]}": read.tokens / value for name, value in seconds.items()}
-    found = {"shards": done, "shards_of_all": count, "tokens": read.tokens, **seconds, **rates}
-    logger.info(", ".join(f"{name} {value:,.0f}" for name, value in found.items()))
-    return found
+    if (folder := Path(model_args.model_name_or_path or "")).is_dir():
+        model_args.model_name_or_path = str(folder.resolve())
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    out = str(Path(args.output_dir).resolve())
+    pool = start_ray(args)
+    context = ray.data.DataContext.get_current()
+    try:
+        check_columns(args, read_files(args.data_files))
+        check_settings(args, str(model_args.model_name_or_path))
+        before = count(out)
+        context.checkpoint_config = CheckpointConfig(
+            args.id_column_name, str(Path(out, WRITTEN)), delete_checkpoint_on_success=False
+        )
+        rows = read_files(args.data_files).select_columns([args.id_column_name, args.text_column_name])
+        rows = rows.repartition(target_num_rows_per_block=args.shard_size)
+        settings = {"fn_constructor_args": (model_args, args), "batch_size": None, "batch_format": "pyarrow"}
+        rows.map_batches(TextEncoder, **settings, **pool).write_parquet(out)
+    except (ray.exceptions.RayError, ValueError) as error:
+        found = re.search(r"^ValueError: (.+)$", str(error.__cause__ or error), re.MULTILINE)  # of a worker, as text
+        if found is None:
+            raise
+        raise ValueError(found[1]) from error
+    finally:
+        context.checkpoint_config = None
+    return {"before": before, "after": count(out)}
+
+
+def count(folder: str) -> int:
+    """Rows of the files in a folder."""
+    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in Path(folder).glob("*.parquet"))
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """The recipe with these arguments, or those of the command line."""
-    return launch(encode_shards, (ModelArguments, EncodingArguments), __doc__, arguments, optimize=True)
+    return launch(encode_rows, (ModelArguments, EncodingArguments), __doc__, arguments, optimize=True)
 
 
 if __name__ == "__main__":

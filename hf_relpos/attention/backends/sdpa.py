@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ...host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..call import AttentionCall
-from ..formula import Terms, allowed, content_scale, content_vectors, position_scores, position_values, total_of
+from ..formula import Terms, allowed, content_scale, content_vectors, position_scores, position_values
 from ..masks import is_visible
 
 
@@ -49,46 +49,40 @@ def unsupported_as_bias(call: AttentionCall) -> list[str]:
 
 
 def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
-    """Replace the terms of a call by a scale and one dense bias. Value tables are left out.
+    """Replace the terms of a call by a scale, and those that add to scores by a mask. Value tables are left out.
 
     Returns:
-        The call: its query is τ (q̂ + u), its key is k̂, and its mask is a boolean tensor or None if there is a bias.
-        If the scheme hides keys, also the pairs that the scheme and the mask let through, boolean, broadcastable to
-        (B, H, L, K), which the bias contains already; else None.
+        The call: its query is τ (q̂ + u), and its key is k̂. If the scheme hides keys, also the pairs that the scheme
+        and the mask let through, boolean, broadcastable to (B, H, L, K), which the mask contains already; else None.
     """
     content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
     bias = position_scores(query, key, call.terms, call.context)
-    mask, value, visible = call.tensor_mask, call.value, None
+    mask, visible = call.tensor_mask, None
     lowest = torch.finfo(call.dtype).min
+    if call.is_causal and (bias is not None or call.terms.allow):
+        mask = call.causal_mask  # without a bias Transformers leaves it to the kernel
     if call.terms.allow:
-        if call.is_causal:  # Transformers leaves a plain causal mask to the kernel, but it is needed here
-            mask = call.causal_mask
         visible = allowed(call.terms, call.context, mask)
         assert visible is not None
         bias = torch.where(visible, query.new_zeros(()) if bias is None else bias, lowest)
     if bias is not None and mask is not None and mask.dtype != torch.bool:
-        # Transformers 5.14 refuses an additive mask with a bias; later versions let two minima add up to -inf
-        bias, mask = (bias + mask).clamp(min=lowest), is_visible(mask)
+        bias, mask = (bias + mask).clamp(min=lowest), is_visible(mask)  # two minima would add up to -inf
     if bias is not None and mask is not None and visible is None and torch.is_grad_enabled():
         # A query without keys attends to all alike. With all scores at the minimum SDPA does so, too, but on the CPU
         # its gradients are not those of its output.
         has_keys = mask.any(-1, keepdim=True)
         content = content.masked_fill(~has_keys, 0.0)
         bias, mask = torch.where(mask, bias, bias.new_zeros(()).masked_fill(has_keys, lowest)), None
-    length = query.shape[2]
-    if call.is_causal and mask is None and length < key.shape[2]:
-        # the prefill of a static cache: Transformers 5.14 cuts its empty end off the keys, but not off the bias
-        key, value = key[:, :, :length], value[:, :, :length]
-        bias = None if bias is None else bias[..., :length]
-    terms = Terms(scale=content_scale(query, call.terms), dense=() if bias is None else (bias,))
-    return replace(call, query=content, key=key, value=value, terms=terms, mask=mask, shared=None), visible
+    if bias is not None:
+        mask = (bias if mask is None else torch.where(mask, bias, lowest)).contiguous()
+    terms, is_causal = Terms(scale=content_scale(query, call.terms)), call.is_causal and bias is None
+    return replace(call, query=content, key=key, terms=terms, mask=mask, is_causal=is_causal, shared=None), visible
 
 
 def _run_with_weights(call: AttentionCall, lowered: AttentionCall) -> torch.Tensor:
     """Compute the output with the value-side term, (B, L, H, d)."""
     batch, heads, keys, size = lowered.value.shape
-    # keys that were cut off have columns of weights, but no weight
-    identity = torch.eye(keys, call.key.shape[2], dtype=call.dtype, device=call.query.device)
+    identity = torch.eye(keys, dtype=call.dtype, device=call.query.device)
     value = torch.cat([lowered.value, identity.expand(batch, heads, -1, -1)], dim=-1)
     out = _run_with_transformers(replace(lowered, value=value))
     out, weights = out[..., :size], out[..., size:].transpose(1, 2)
@@ -107,7 +101,6 @@ def _run_with_transformers(call: AttentionCall) -> torch.Tensor:
         call.mask,
         dropout=call.dropout,
         scaling=call.terms.scale,
-        position_bias=total_of(call.terms.dense) if call.terms.dense else None,
         is_causal=call.is_causal,
         **call.options,
     )

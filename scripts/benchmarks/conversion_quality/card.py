@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 from shared.measuring import TIMED_TOKENS
 from shared.reports import Table, markdown_sections, write_report
 
-from hf_relpos.files import atomic_file
-
 from .students import ROWS, label, row_label
 
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 Rows = dict[str, Any]  # key of `ROWS` to its result
@@ -175,35 +173,6 @@ def card(content: dict[str, Any]) -> str:
     return text
 
 
-def picture(content: dict[str, Any]) -> "Figure":
-    """Cosines of the presets by length, with the ceiling and the control without positions."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    rows, lengths = current_rows(content), lengths_of(content)
-    drawn = {key: row for key, row in rows.items() if key.startswith(("fidelity/", "quality/"))}
-    panels = figure.subplots(1, 2)
-    for axes, (kind, title) in zip(panels, (("sentence", "sentence vectors"), ("token", "tokens")), strict=True):
-        for key, row in drawn.items():
-            entry = next(iter(row["texts"].values()))[kind]
-            measured = [length for length in lengths if str(length) in entry]
-            ceiling = key == "fidelity/teacher"
-            style = {"color": "black", "linestyle": ":"} if ceiling else {"marker": "o", "markersize": 3}
-            words = "ceiling" if ceiling else row_label(key).replace("`", "")
-            axes.plot(measured, [entry[str(length)] for length in measured], label=words, linewidth=1.2, **style)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.set_title(f"cosine to the teacher, {title}", fontsize=9)
-        axes.set_xlabel("tokens", fontsize=9)
-        axes.tick_params(labelsize=8)
-    panels[1].legend(fontsize=7)
-    return figure
-
-
-def save(folder: Path, content: dict[str, Any], draw: bool) -> None:
-    """Write conversion.json and .md, with `draw` also .png, which takes a while."""
+def save(folder: Path, content: dict[str, Any]) -> None:
+    """Write conversion.json and .md."""
     write_report(folder / "conversion", content, card(content))
-    if draw:
-        figure = picture(content)
-        with atomic_file(folder / "conversion.png") as partial:
-            figure.savefig(partial, dpi=150, format="png")
