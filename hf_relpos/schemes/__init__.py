@@ -5,6 +5,7 @@ from .alibi import ALiBi as ALiBi
 from .cape import Cape as Cape
 from .deberta import Deberta as Deberta
 from .disan import DiSAN as DiSAN
+from .dual_triangle import DualTriangle as DualTriangle
 from .fire import Fire as Fire
 from .harmonic import Harmonic as Harmonic
 from .hop import Hop as Hop

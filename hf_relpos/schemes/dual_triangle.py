@@ -1,0 +1,32 @@
+"""Dual Triangle Attention (Hallee and Gleghorn 2026, arXiv 2604.18603): masks of both directions, no parameters."""
+
+import torch
+
+from ..attention.context import AttentionContext
+from ..attention.formula import Table, Terms
+from .scheme import Scheme
+
+
+class DualTriangle(Scheme, name="dual_triangle"):
+    """score = s · q_i·k_j + M_ij. M is 0 for j ≤ i in the first half of the heads and j ≥ i in the others, else −∞.
+
+    The paper divides the queries, keys and values of each head into two halves, each with a softmax of its own. That
+    is attention with twice as many heads of half the size: set `num_attention_heads` to twice the paper's. In the
+    authors' code, too, the first half of these heads looks back and the second half ahead. With an odd number of heads
+    the middle one looks back. In a decoder the second half sees only the token itself.
+
+    `position_embedding_type=["dual_triangle", "rope"]` adds a rotation, of each half by itself; the authors rotate a
+    head before they divide it.
+    """
+
+    summary = "Half of the heads read to the left, the others to the right"
+    source = "Hallee and Gleghorn 2026, arXiv 2604.18603"
+    out_of_range = ("extrapolate",)
+    extrapolation_claim = "direction only; with a rotation, texts longer than those of training"
+    zero_is_neutral = False
+
+    def forward(self, context: AttentionContext) -> Terms:
+        ahead = self.num_heads // 2
+        by_head = [(True, True, False)] * (self.num_heads - ahead) + [(False, True, True)] * ahead
+        rows = torch.tensor(by_head, device=context.device)  # left, the token itself, right
+        return Terms(allow=(Table(rows, row_of=lambda r: r.sign() + 1),))
