@@ -13,17 +13,12 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import gliner
-import gliner2
-import onnxruntime
 import torch
 import transformers
-from gliner import GLiNER, GLiNERConfig
-from gliner2.configuration import ExtractorConfig
-from gliner2.inference.engine import SpanExtractor
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, time_in_turns
 from shared.process import start_quietly
@@ -69,7 +64,9 @@ def tokenizer_in(folder: Path) -> transformers.PreTrainedTokenizerBase:
     return tokenizer
 
 
-def random_gliner(folder: Path, encoder: dict) -> GLiNER:
+def random_gliner(folder: Path, encoder: dict) -> Any:
+    from gliner import GLiNER, GLiNERConfig
+
     tokenizer_in(folder)
     transformers.DebertaV2Config(**encoder).save_pretrained(folder)
     settings = {"hidden_size": 512, "max_width": 8, "max_len": 384, "dropout": 0.0}
@@ -77,7 +74,10 @@ def random_gliner(folder: Path, encoder: dict) -> GLiNER:
     return GLiNER.from_config(config, backbone_from_pretrained=False).eval()
 
 
-def random_gliner2(folder: Path, encoder: dict) -> SpanExtractor:
+def random_gliner2(folder: Path, encoder: dict) -> Any:
+    from gliner2.configuration import ExtractorConfig
+    from gliner2.inference.engine import SpanExtractor
+
     tokenizer = tokenizer_in(folder)
     sizes = transformers.DebertaV2Config(**encoder)
     sizes.save_pretrained(folder)
@@ -85,13 +85,13 @@ def random_gliner2(folder: Path, encoder: dict) -> SpanExtractor:
     return SpanExtractor(config, encoder_config=sizes, tokenizer=tokenizer).eval()
 
 
-def found_by_gliner(model: GLiNER, texts: list[str]) -> dict[tuple, float]:
+def found_by_gliner(model: Any, texts: list[str]) -> dict[tuple, float]:
     """The score of each entity."""
     rows = model.inference(texts, LABELS, threshold=0.0, flat_ner=False, batch_size=len(texts))
     return {(i, e["start"], e["end"], e["label"]): e["score"] for i, row in enumerate(rows) for e in row}
 
 
-def found_by_gliner2(model: SpanExtractor, texts: list[str]) -> dict[tuple, float]:
+def found_by_gliner2(model: Any, texts: list[str]) -> dict[tuple, float]:
     """The confidence of each entity."""
     shown = {"include_confidence": True, "include_spans": True, "threshold": 0.0}
     rows = model.batch_extract_entities(texts, LABELS, batch_size=len(texts), **shown)
@@ -117,6 +117,9 @@ def agreement(ours: dict[tuple, float], theirs: dict[tuple, float]) -> tuple[flo
 
 
 def gliner_variants(folder: Path, encoder: dict) -> dict[str, Any]:
+    import onnxruntime
+    from gliner import GLiNER
+
     models = {}
     for name in (STOCK, OURS):
         torch.manual_seed(0)
@@ -197,10 +200,10 @@ def main() -> None:
     results["texts"] = {"rows": args.rows, "shortest": min(lengths), "longest": max(lengths)}
     with tempfile.TemporaryDirectory() as folder:
         (one := Path(folder, "gliner")).mkdir()
-        name = f"GLiNER {gliner.__version__}"
+        name = f"GLiNER {version('gliner')}"
         results["models"][name] = measure(gliner_variants(one, encoder), found_by_gliner, texts, args.rounds)
         (two := Path(folder, "gliner2")).mkdir()
-        name = f"GLiNER2 {gliner2.__version__}"
+        name = f"GLiNER2 {version('gliner2')}"
         results["models"][name] = measure(gliner2_variants(two, encoder), found_by_gliner2, texts, args.rounds)
     write_report(args.out / "gliner", results, card(results))
     print_tables(tables_of(results))
