@@ -123,7 +123,9 @@ def tables_of(results: dict) -> list[Table]:
             PASSAGES * seconds / rows / 1800,
         )
     plain = found[PLAIN][0]
-    rows = [[way, f"{a:,.0f}", f"{a / plain:.2f}", f"{max(0.0, b):.0f}", f"{c:.1f}"] for way, (a, b, c) in found.items()]
+    rows = [
+        [way, f"{a:,.0f}", f"{a / plain:.2f}", f"{max(0.0, b):.0f}", f"{c:.1f}"] for way, (a, b, c) in found.items()
+    ]
     columns = ["", "tokens a second", "× plain", "start, s", "core hours of a million passages (extrapolated)"]
     grown = [[f"{each['rows']:,}", f"{each['tokens']:,}", f"{each['peak_mb']:,}"] for each in results["memory"]]
     return [("Speed", columns, rows), ("Memory", ["rows", "tokens", "largest worker, MB"], grown)]

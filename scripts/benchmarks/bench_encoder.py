@@ -477,16 +477,14 @@ def tables(results: dict) -> list[tuple[dict, dict[str, str], list[Table]]]:
 
 
 def throughput(results: dict) -> tuple[list[str], list[list[str]]]:
-    """What the padded batches mean for encoders of twelve layers: six times the seconds of two."""
+    """What padded batches mean for encoders of twelve layers, which take six times the seconds of two."""
     names, tokens, lines = (STOCK, PEER, OURS, BFLOAT16, INT8), sum(lengths_of()), []
     for key, run in results["families"].items():
         for row in run.get("times", ()):
-            if (row["case"], row["pass"]) == (PADDED, "forward"):
+            if (row["case"], row["pass"]) == (PADDED, "forward") and INT8 in row["seconds"]:
                 rates = [tokens / (6 * row["seconds"][name]) if name in row["seconds"] else None for name in names]
-                hours = [tokens / len(lengths_of()) / rate / 3.6e-3 if rate else None for rate in rates]
-                cells = zip(rates, hours, strict=True)
-                lines.append([key, *("–" if rate is None else f"{rate:,.0f} / {hour:,.0f}" for rate, hour in cells)])
-    return ["tokens a second / core hours", *names], lines
+                lines.append([key, *("–" if rate is None else f"{rate:,.0f}" for rate in rates)])
+    return ["tokens a second", *names], lines
 
 
 def card(results: dict) -> str:
@@ -501,8 +499,10 @@ def card(results: dict) -> str:
         peers = f"\nPeers: {packages}.\n" if packages else ""
         text += f"\n## {parts[0][0]} ({machine(about)})\n\n{machine_and_versions(about)}\n\n`{about['command']}`\n"
         text += peers + left + "".join(f"\n{markdown_table(columns, rows)}\n" for _, columns, rows in parts)
-    mean = sum(lengths_of()) // len(lengths_of())
-    words = f"of twelve layers, padded batches, one core; hours of a million passages of {mean} tokens"
+    passages = 1e6 * sum(lengths_of()) / len(lengths_of()) / 3600
+    words = (
+        f"of twelve layers, padded batches, one core. A million passages take {passages:,.0f} hours ÷ these numbers"
+    )
     return (
         f"{text}\n## Tokens a second\n\nExtrapolated to encoders {words}.\n\n{markdown_table(*throughput(results))}\n"
     )
