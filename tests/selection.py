@@ -32,6 +32,7 @@ TIERS = {
     "documents": ("demo", "doc_blocks", "docs", "notebook"),
     "ecosystem": (
         "compile",
+        "fuzz_compile",
         "generation",
         "graph_export",
         "live_tools",

@@ -186,6 +186,7 @@ def test_what_the_card_says_loads(learnt):
     assert len(scope["tokenizer"]) == len(WORDS)
 
 
+@pytest.mark.slow
 def test_what_the_card_says_loads_elsewhere_without_a_question(learnt, tmp_path):
     out, report = learnt
     code = f"""

@@ -184,6 +184,7 @@ def prepare(root, sources, existing):
         shutil.copytree(sources / existing, root / "out")
 
 
+@pytest.mark.slow
 @examples(few=4, share=0.15, shrink=False)
 @given(data=st.data())
 def test_folders(data, sources, undisturbed, tmp_path_factory):

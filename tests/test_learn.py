@@ -159,6 +159,7 @@ def test_an_interrupted_conversion_goes_on(small, tmp_path, training_steps):
     assert training_steps.done == list(range(40))
 
 
+@pytest.mark.slow
 def test_an_interruption_after_the_last_step_loses_nothing(small, tmp_path, monkeypatch, training_steps):
     """The check and the writing are repeated, not the training."""
     arguments = {"method": "distil", "texts": small / "text.txt", "method_options": {**FEW, "steps": 20}}
@@ -556,6 +557,7 @@ def test_a_poor_result_is_written_and_told(small, tmp_path, poorly_trained):
     assert command(small, tmp_path, "--text", small / "text.txt", "--overwrite", "--force").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_good_result_is_not_called_poor(small, tmp_path):
     result = command(small, tmp_path, "--text", small / "text.txt", steps=150, distil_tokens=20_000)
     assert result.exit_code == 0 and "not close" not in result.stderr

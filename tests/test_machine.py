@@ -12,8 +12,10 @@ from hf_relpos.cli import app
 from hf_relpos.host import declarations
 
 
-def only(monkeypatch, *kinds):
-    """Few schemes and encoders, and of the kinds of checks only these."""
+def only(monkeypatch):
+    """Few schemes and encoders, and no process that runs saved code."""
+    monkeypatch.setattr(machine, "_saved", lambda folder: ())
+    monkeypatch.setattr(machine, "_elsewhere", lambda folder: "")
     monkeypatch.setattr(machine, "SCHEMES", {name: SCHEMES[name] for name in ("t5", "shaw")})
     monkeypatch.setattr(machine, "STOCK", {name: machine.STOCK[name] for name in ("bert", "deberta-v2")})
 

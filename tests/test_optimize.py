@@ -914,7 +914,7 @@ def train_half_a_batch(rank: int, file: str, name: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["BERT", "v3"])
+@pytest.mark.parametrize("name", [pytest.param("BERT", marks=pytest.mark.slow), "v3"])
 def test_two_processes_have_the_gradients_of_one(name, tmp_path):
     """Both have the same lengths, so that their mean is half of the gradient of all rows."""
     file = tmp_path / "store"

@@ -193,6 +193,7 @@ assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
 """
 
 
+@pytest.mark.slow
 def test_a_first_forward_leaves_the_process_as_it_was():
     """Neither its environment nor its threads are changed, nor by the measurement."""
     settings = {name for names in cpu_gemm.CACHE_SETTINGS for name in names}
@@ -200,6 +201,7 @@ def test_a_first_forward_leaves_the_process_as_it_was():
     subprocess.run([sys.executable, "-c", FIRST_FORWARD], env=variables, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident size from /proc")
 def test_memory_does_not_grow_with_the_number_of_shapes():
     """600 further shapes, each half a megabyte if all are kept."""
