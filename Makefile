@@ -114,7 +114,7 @@ $(FLOOR)/.installed: pyproject.toml constraints.txt
 	grep -vE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(FLOOR)/constraints.txt
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt torch
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt \
-		"transformers==5.14.0" -e ".[dev]"
+		"transformers==5.5.0" -e ".[dev]"
 	touch $@
 
 # packages of the first environment, under those that have newer releases. PyTorch's newest is gigabytes of CUDA.

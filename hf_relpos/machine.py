@@ -60,7 +60,7 @@ STOCK: dict[str, dict[str, Any]] = {
     "esm": {"pad_token_id": 1, "position_embedding_type": "rotary"},
     "umt5": {"d_ff": 48, "d_kv": 16},
 }
-for _kind, _name in (("gte", "GteModel"), ("umt5", "UMT5Stack")):
+for _kind, _name in (("gte", "GteModel"), ("umt5", "UMT5Stack"), ("esm", "EsmEncoder")):
     if not LIVE[_name].is_released:  # the installed Transformers is too old
         del STOCK[_kind]
 ELSEWHERE = """

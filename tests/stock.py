@@ -9,6 +9,12 @@ from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 
+def older_than(release: str) -> bool:
+    """Whether the installed Transformers is older than, say, "5.14"."""
+    one, other = (tuple(map(int, each.split(".")[:2])) for each in (transformers.__version__, release))
+    return one < other
+
+
 def _scale(query_layer, scale_factor):
     return torch.sqrt(torch.tensor(query_layer.size(-1) * scale_factor, dtype=torch.float64))
 

@@ -726,9 +726,9 @@ def test_out_that_exists(tmp_path, masked):
 def test_overwrite_replaces_the_folder_and_leaves_no_other(tmp_path, masked):
     out = tmp_path / "out"
     convert(masked, out)
-    (out / "fidelity.png").write_text("from the first conversion")
+    (out / "tokenizer.json").write_text("from the first conversion")
     convert(masked, out, method="drop", overwrite=True)
-    assert os.listdir(tmp_path) == ["out"] and not (out / "fidelity.png").exists()
+    assert os.listdir(tmp_path) == ["out"] and not (out / "tokenizer.json").exists()
     assert json.loads((out / "conversion.json").read_text())["method"] == "drop"
 
 

@@ -10,6 +10,7 @@ import torch
 from distil_train import LIMIT, VOCABULARY, pair, texts
 from launching import run_python
 from selection import with_full
+from stock import older_than
 from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel, TrainerCallback
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
@@ -375,6 +376,7 @@ def test_windows_past_the_teachers_limit_have_the_targets_of_overlapping_windows
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(older_than("5.14"), reason="the Trainer divides accumulated losses otherwise")
 def test_two_processes_are_one_that_accumulates(tmp_path):
     run_python(Path(__file__).with_name("distil_train.py"), tmp_path, processes=2)
     two = json.loads((tmp_path / "report.json").read_text())

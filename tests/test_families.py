@@ -12,6 +12,7 @@ import torch
 import transformers
 from errors import raises
 from safetensors.torch import load_file, save_file
+from stock import older_than
 from transformers import CONFIG_MAPPING, AutoModel, BertConfig
 from typer.testing import CliRunner
 
@@ -161,7 +162,14 @@ def test_every_head(tmp_path, family, suffix):
     assert all("pooler" in name for name in created) and bool(created) == (family == "electra" and suffix == "Model")
 
 
-@pytest.mark.parametrize("kind", [name for name, each in FAMILIES.items() if "is_decoder" in each.dropped_fields])
+@pytest.mark.parametrize(
+    "kind",
+    [  # MPNet's own class reads the field before Transformers 5.14
+        name
+        for name, each in FAMILIES.items()
+        if "is_decoder" in each.dropped_fields and not (name == "mpnet" and older_than("5.14"))
+    ],
+)
 def test_a_field_of_decoders_that_the_family_ignores(tmp_path, kind):
     """All tokens see each other, as in the family's own class, which the converter compares with."""
     source = tmp_path / "stock"

@@ -17,6 +17,7 @@ import torch
 import transformers
 from errors import raises
 from oracles import tiny_model
+from stock import older_than
 from test_live import MODELS as RELATIVE_MODELS, SIZES, T5_SIZES, XLNET_SIZES, assert_equal_numbers, tolerance
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -79,7 +80,7 @@ ROTARY = {
         ("Jina v3", "JinaEmbeddingsV3", {"pad_token_id": 0}),
         ("ESM-2", "Esm", {"pad_token_id": 0, "position_embedding_type": "rotary", "mask_token_id": 4}),
     )
-    if hasattr(transformers, f"{prefix}Model")
+    if hasattr(transformers, f"{prefix}Model") and (prefix != "Esm" or LIVE["EsmEncoder"].is_released)
 }
 if LIVE["UMT5Stack"].is_released:
     ROTARY["UMT5"] = (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)
@@ -368,7 +369,8 @@ def additive(visible: torch.Tensor) -> torch.Tensor:
     return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
 
 
-@pytest.mark.parametrize("name", ["BERT", "DistilBERT", "MPNet", "RoFormer", "T5"])
+# before Transformers 5.14, MPNet and RoFormer have no masks by pairs
+@pytest.mark.parametrize("name", ["BERT", "DistilBERT", *([] if older_than("5.14") else ["MPNet", "RoFormer"]), "T5"])
 def test_masks_by_pairs_are_as_before_everywhere(name, chunks):
     model, ids = build(name), batch()["input_ids"]
     right = real_tokens(LENGTHS["groups"])[:, None, None, :]
@@ -424,7 +426,7 @@ def test_empty_batches_are_as_before(name):
         inputs = batch(torch.ones(shape).bool())
         try:
             before = stock(**inputs)[0]
-        except RuntimeError:
+        except (RuntimeError, IndexError):  # the latter before Transformers 5.14
             continue
         assert_equal_numbers(
             *(torch.cat([out.flatten(), out.new_zeros(1)]) for out in (model(**inputs)[0], before)), 1e-12
@@ -1276,7 +1278,7 @@ def test_exported_and_traced_models(name, onednn):
         program = torch.export.export(model, (), inputs, strict=False).module()
         for each, expected in zip((inputs, other), before, strict=True):
             assert_equal_numbers(program(**each)[0], expected, 1e-5)
-        if name == "BERT":
+        if name == "BERT" and not older_than("5.14"):  # whose masks cannot be traced
             model.config.return_dict = False
             traced = torch.jit.trace(model, tuple(inputs.values()), check_trace=False)
             for each, expected in zip((inputs, other), before, strict=True):

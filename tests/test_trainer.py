@@ -10,6 +10,7 @@ from ddp_train import ALIKE, HEADS, make_model, train, train_schemes
 from launching import run_python
 from oracles import ON_TOKENS
 from selection import chosen, with_full
+from stock import older_than
 
 from hf_relpos import SCHEMES
 
@@ -52,6 +53,7 @@ def test_resume_gives_the_same_curve(scheme, tmp_path):
     assert all(torch.equal(tensor, trained[key]) for key, tensor in loaded.state_dict().items())
 
 
+@pytest.mark.skipif(older_than("5.14"), reason="the Trainer divides accumulated losses otherwise")
 @pytest.mark.parametrize("task", with_full(["next", "kind"], HEADS))
 def test_accumulated_gradients_give_the_curve_of_the_larger_batch(task, tmp_path):
     """The Trainer leaves the division to heads that take `num_items_in_batch`; the others must not claim to."""

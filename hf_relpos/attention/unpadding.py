@@ -95,7 +95,7 @@ class UnpaddedBatch:
         """
         batch, length = real.shape
         lengths = real.sum(1)
-        if int(lengths.sum()) > (1 - fewest) * batch * length or not bool(real[:, read].all()):
+        if not length or int(lengths.sum()) > (1 - fewest) * batch * length or not bool(real[:, read].all()):
             return None
         if bool((real[:, 1:] & ~real[:, :-1]).sum(1).add(real[:, 0]).ne(1).any()):  # rows without a token, too
             return None
