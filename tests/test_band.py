@@ -315,6 +315,7 @@ def test_blocks_of_any_term_are_the_whole_mask(kind, how, monkeypatch):
     assert largest(got, by_call(how, call)) <= 1e-12
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("letters", ["A", "AB", "c"])
 @pytest.mark.parametrize("how", ["eager", "sdpa", "relpos"])
 def test_gradients_of_queries_without_keys_are_those_of_their_outputs(how, letters, monkeypatch):

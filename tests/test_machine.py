@@ -25,6 +25,7 @@ def failures(monkeypatch) -> dict[str, str]:
     return {f"{check.kind} {check.name}": check.detail for check in machine.self_check(["cpu"]) if not check.passed}
 
 
+@pytest.mark.slow
 def test_all_is_right_here(tmp_path):
     done = CliRunner().invoke(app, ["doctor", "--check", "--json", str(tmp_path / "checks.json")])
     assert done.exit_code == 0, done.output
