@@ -8,13 +8,10 @@ import json
 import shutil
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors.torch import save_file
 
 
 def _hidden(path: Path, suffix: str) -> Path:
@@ -72,16 +69,6 @@ def write_json(path: str | Path, content: Any, indent: int | None = 1) -> None:
         TypeError: for content that JSON does not have.
     """
     write_text(path, json.dumps(content, indent=indent, ensure_ascii=False) + "\n")
-
-
-def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file atomically.
-
-    Raises:
-        OSError, SafetensorError: where the file cannot be written.
-    """
-    with atomic_file(path) as partial:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
 
 
 def apply_umask(files: Iterable[Path]) -> None:

@@ -7,8 +7,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hf_relpos.files import (
     atomic_file,
@@ -17,7 +15,6 @@ from hf_relpos.files import (
     describe_write_error,
     write_json,
     write_output_json,
-    write_tensors,
     write_text,
 )
 
@@ -42,12 +39,10 @@ def test_files_are_complete_and_replaced(tmp_path):
     write_text(tmp_path / "a.txt", "α\n")
     write_text(tmp_path / "a.txt", "β\n")
     write_json(tmp_path / "a.json", {"α": [1]})
-    write_tensors(tmp_path / "a.safetensors", {"t": torch.arange(6).view(2, 3).T})
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "β\n"
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"α": [1]}
-    assert torch.equal(load_file(tmp_path / "a.safetensors")["t"], torch.arange(6).view(2, 3).T)
     check_writable(tmp_path / "b.txt")
-    assert names(tmp_path) == ["a.json", "a.safetensors", "a.txt"]
+    assert names(tmp_path) == ["a.json", "a.txt"]
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
