@@ -38,6 +38,7 @@ TIERS = {
         "live_tools",
         "loading_features",
         "offloading",
+        "processes",
         "tools_*",
         "trainer_features",
     ),

@@ -57,7 +57,7 @@ def started(*arguments, **settings):
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **settings)
 
 
-@pytest.mark.parametrize("command", ["schemes --json -", "convert --help"])
+@pytest.mark.parametrize("command", [pytest.param("schemes --json -", marks=pytest.mark.slow), "convert --help"])
 def test_output_that_cannot_be_written_is_said_in_one_line(source, command):
     with open("/dev/full", "w") as full:
         done = started(*command.replace("SOURCE", str(source)).split(), stdout=full)
@@ -65,7 +65,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line(source, command):
     assert "Traceback" not in done.stderr and "No space left" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["schemes --json -", "convert --help"])
+@pytest.mark.parametrize("command", [pytest.param("schemes --json -", marks=pytest.mark.slow), "convert --help"])
 def test_terminals_without_unicode(command):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = started(*command.split(), stdout=subprocess.PIPE, env=environment)

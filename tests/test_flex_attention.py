@@ -254,6 +254,7 @@ def test_harmonic_stays_plain_attention_and_the_cpu_takes_it_by_name_alone():
     assert not FlexAttention().unsupported(dataclasses.replace(make("all"), by_name=True))
 
 
+@pytest.mark.slow
 def test_training_with_dropout_is_refused():
     model = tiny_model(RelPosBertModel, "relative_key", attn_implementation="flex_attention").train()
     model.config.attention_probs_dropout_prob = 0.1

@@ -150,6 +150,7 @@ def test_a_cache_has_two_names(scheme):
         one_cache(made, made)
 
 
+@pytest.mark.slow
 def test_saved_code_obeys_the_same_rule(tmp_path):
     RelPosBertForMaskedLM(tiny_config("shaw")).save_pretrained(tmp_path / "model")
     script = f"""

@@ -133,6 +133,7 @@ def training_steps(monkeypatch):
     return steps
 
 
+@pytest.mark.slow
 def test_an_interrupted_conversion_goes_on(small, tmp_path, training_steps):
     """From its last checkpoint, to the same weights; one with other inputs begins anew."""
     options = {"steps": 40, "batch_tokens": 128, "distil_tokens": 2000}
@@ -215,6 +216,7 @@ def test_positions_are_folded_exactly():
     assert torch.equal(words[3:], before[3:])
 
 
+@pytest.mark.slow
 def test_products_in_bfloat16_come_as_close(small, tmp_path, monkeypatch):
     """On the same text and steps; what is measured and written is in float32."""
     found = {}

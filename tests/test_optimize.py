@@ -916,7 +916,8 @@ def train_half_a_batch(rank: int, file: str, name: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", [pytest.param("BERT", marks=pytest.mark.slow), "v3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BERT", "v3"])
 def test_two_processes_have_the_gradients_of_one(name, tmp_path):
     """Both have the same lengths, so that their mean is half of the gradient of all rows."""
     file = tmp_path / "store"
@@ -1133,6 +1134,7 @@ def test_copies_and_pickles(name, onednn):
             assert torch.equal(each(**inputs)[0], before)
 
 
+@pytest.mark.slow
 def test_pickles_in_another_process(tmp_path):
     """It imports what they need. Stock BERT forgets there how to collect hidden states."""
     saved = []
@@ -1257,7 +1259,10 @@ def test_training_beside_threads_that_infer():
 # Graphs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", (*FEW, "relative_key"))
+@pytest.mark.parametrize(
+    "name",
+    ["BERT", "v3", *(pytest.param(each, marks=pytest.mark.slow) for each in FEW[1:] if each != "v3"), "relative_key"],
+)
 def test_a_compiled_model_is_one_graph(name, onednn):
     model, inputs = build(name, torch.float32), batch()
     with torch.no_grad():

@@ -17,14 +17,9 @@ from hf_relpos.training import last_checkpoint
 
 
 CLOSE = 1e-10  # in float64
-# Tables that heads share, tables by head, slopes without parameters, the layer's own projections; what layers share.
-QUICK = ("shaw", "tables", "alibi, asymmetric", "deberta, v3", "t5")
-OTHERS = sorted((case for case in CASES if case not in QUICK), key=lambda case: case not in FEATURE_SCHEMES)
-CHUNKS = [QUICK, *(tuple(OTHERS[first : first + 12]) for first in range(0, len(OTHERS), 12))]
-cases = pytest.mark.parametrize(
-    "scheme",
-    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CASES],
-)
+ORDER = sorted(CASES, key=lambda case: case not in FEATURE_SCHEMES)
+CHUNKS = [tuple(ORDER[first : first + 12]) for first in range(0, len(ORDER), 12)]  # for each, two processes
+cases = pytest.mark.parametrize("scheme", CASES)
 
 
 @pytest.fixture(scope="module")

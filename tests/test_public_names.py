@@ -113,6 +113,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", [name if number == 1 else pytest.param(name, marks=pytest.mark.full) for number, name in enumerate(WAYS)]
 )
