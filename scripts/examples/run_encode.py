@@ -10,6 +10,7 @@ command encodes what is missing: after a kill, after a worker was lost (Ray star
 been added.
 
 Each worker has the encoder, with `hf_relpos.optimize` unless `--optimize False` is given, on one CPU core or one GPU.
+All machines of a cluster need hf_relpos, sentence-transformers and Ray; this folder of scripts is sent to them.
 
 With --late_chunking every line of a text that has a letter is a passage, and its vector is the mean of its tokens'
 states, read in the context of the whole text. A row is a text with lists: `vector` of each passage, `begin` and `end`,
@@ -187,7 +188,7 @@ def start_ray(args: EncodingArguments) -> dict[str, Any]:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**here)
         else:
-            cores = args.workers or len(os.sched_getaffinity(0))
+            cores = args.workers or os.cpu_count() or 1
             ray.init(num_cpus=cores + OTHERS, include_dashboard=False, **here)
     resources = ray.cluster_resources()
     if gpus := int(resources.get("GPU", 0)):
