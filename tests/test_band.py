@@ -210,6 +210,7 @@ def test_dropout_is_replayed_and_fair():
     assert (mean - plain)[real].abs().mean() <= 0.1 * plain[real].abs().mean()
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length(monkeypatch):
     """Neither forward nor backward makes anything near L·K elements, all padding and global tokens included."""
     monkeypatch.setattr(skewed, "BUFFER", 1 << 17)  # half of it is a buffer at any length
@@ -535,6 +536,7 @@ def products_of(length, window):
     return sum(count for each, count in counter.get_flop_counts()["Global"].items() if each not in linear)
 
 
+@pytest.mark.slow
 def test_products_under_a_window_grow_with_the_length():
     """Twice the tokens are twice the products under a window, and four times without one."""
     short, long = (products_of(length, 16) for length in (1024, 2048))

@@ -270,6 +270,7 @@ def test_other_rows_of_the_batch_change_nothing():
 # Memory and work -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length():
     """No operation of forward or backward returns anything near B·H·L·K or L·K elements."""
     length = 1200
@@ -293,6 +294,7 @@ class Multiplications(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_a_window_costs_what_it_shows():
     """Products grow with the window, not with the length; documents of a pack cost what they do alone."""
     terms, _ = random_terms(frozenset("AV"), shared=True)

@@ -59,6 +59,7 @@ def same(left, right):
     return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", LOSSES)
 def test_each_part_falls_and_the_teacher_stays(part):
     teacher, student = pair(heads=True)
@@ -311,6 +312,7 @@ def test_without_output_dir_nothing_is_left(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_function_in_place_of_the_teacher():
     """The same targets from a function give the same weights, and windows past the teacher's limit are its affair."""
     teacher, student = pair()

@@ -398,7 +398,9 @@ def shortened(monkeypatch):
     monkeypatch.setattr("hf_relpos.conversion.plan.QUALITIES", short)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize(
+    "quality", [each if each == "default" else pytest.param(each, marks=pytest.mark.slow) for each in QUALITIES]
+)
 def test_a_quality_chooses_scheme_method_and_options(small, tmp_path, monkeypatch, quality):
     shortened(monkeypatch)
     asked = {} if quality == "default" else {"quality": quality}  # which text alone means

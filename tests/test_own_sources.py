@@ -203,6 +203,7 @@ def write_texts(folder):
     return folder / "texts.txt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", ["rope", pytest.param("hybrid", marks=pytest.mark.full), pytest.param("nezha", marks=pytest.mark.full)]
 )

@@ -61,6 +61,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_import_registers_and_brings_nothing_else():
     """In a new interpreter: no command line libraries, every Auto class filled, stock BERT as it was.
 
