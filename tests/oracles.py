@@ -72,12 +72,11 @@ def formula_by_loop(
     rotate: Callable | None = None,
     mask: Callable | None = None,
     start: int = 0,
-    temperature: Callable | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The general formula, from plain functions.
 
         inner_ij = q_i·k_j + q_i·A(h, r) + k_j·B(h, r) + u_h·k_j + c(h, r)
-        score_ij = temperature(b, i) · (scale · inner_ij + c_outer(h, r)) + mask(b, h, i, j)
+        score_ij = scale · inner_ij + c_outer(h, r) + mask(b, h, i, j)
         out_i = Σ_j softmax_j(score)_ij · (v_j + V(h, r)),    r = j − i
 
     Args:
@@ -111,8 +110,6 @@ def formula_by_loop(
         total = scale * inner
         if c_outer is not None:
             total += c_outer(h, r)
-        if temperature is not None:
-            total *= temperature(b, i)
         if mask is not None:
             total += mask(b, h, i, j)
         return total

@@ -50,7 +50,7 @@ VARIANTS = {
 }
 FIELDS = {
     "a gated model": {"position_embedding_type": "rope", "feed_forward_type": "glu"},
-    "a window": {"position_embedding_type": "shaw", "attention_window": 3, "attention_temperature": "log"},
+    "a window": {"position_embedding_type": "shaw", "attention_window": 3},
     "unpadded": {"position_embedding_type": "tables", "unpad_inputs": True},
     "a convolution": {"position_embedding_type": "t5", "conv_kernel_size": 3, "embedding_size": 16},
     "chosen biases": {"position_embedding_type": "deberta", "attention_biases": ["value"]},

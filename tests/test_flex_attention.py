@@ -99,9 +99,6 @@ MASKS = {
 }
 CONTEXTS = {
     "plain": lambda: AttentionContext(LENGTH, KEYS, START),
-    "temperature": lambda: AttentionContext(
-        LENGTH, KEYS, START, temperature=1 + torch.rand(BATCH, 1, LENGTH).double()
-    ),
     "gaps": lambda: AttentionContext(
         LENGTH, KEYS, START, positions=torch.rand(BATCH, KEYS).mul(3).long().add(1).cumsum(-1), max_distance=40
     ),

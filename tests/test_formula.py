@@ -93,12 +93,11 @@ def compare(
     plain_mask=None,
     plain_rotate=None,
     as_tensor=False,
-    temperature=None,
 ):
     """Run both; the largest difference must be rounding."""
     query = random_tensor(BATCH, HEADS, length, SIZE)
     key, value = random_tensor(BATCH, HEADS, keys, SIZE), random_tensor(BATCH, HEADS, keys, SIZE)
-    context = AttentionContext(length, keys, torch.tensor([start]) if as_tensor else start, temperature=temperature)
+    context = AttentionContext(length, keys, torch.tensor([start]) if as_tensor else start)
     out, weights = attend(query, key, value, terms, context, mask)
     expected_out, expected_weights = formula_by_loop(
         array(query),
@@ -109,7 +108,6 @@ def compare(
         mask=plain_mask,
         rotate=plain_rotate,
         start=start,
-        temperature=None if temperature is None else lambda b, i: temperature[b, 0, i - start].item(),
     )
     assert out.shape == expected_out.shape and weights.shape == expected_weights.shape
     assert np.abs(array(out) - expected_out).max() <= 1e-12
@@ -142,21 +140,6 @@ def test_several_hiding_tables_must_agree():
 @pytest.mark.parametrize("length, keys, start", [(1, 1, 0), (1, 9, 8), (3, 8, 5), (3, 9, 5), (9, 3, 0), (2, 12, 4)])
 def test_lengths_and_start(length, keys, start, as_tensor):
     compare(*random_terms(ALL, shared=False), length=length, keys=keys, start=start, as_tensor=as_tensor)
-
-
-@pytest.mark.parametrize("chosen", COMBINATIONS, ids=combination_id)
-def test_temperature_multiplies_every_term_but_the_mask(chosen):
-    mask = torch.zeros(4, 6, dtype=torch.float64)
-    mask[1, 2], mask[:, 5] = -1.5, -math.inf
-    compare(
-        *random_terms(chosen, shared=False),
-        length=4,
-        keys=6,
-        start=2,
-        mask=mask[None, None],
-        plain_mask=lambda b, h, i, j: mask[i - 2, j].item(),
-        temperature=1 + torch.rand(BATCH, 1, 4, dtype=torch.float64),
-    )
 
 
 def turn(vectors, positions):
@@ -259,10 +242,9 @@ def test_dropout_drops_weights_on_both_sides():
         assert np.abs(array(out)[0, h, i] - expected).max() <= 1e-12
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["plain", "temperature"])
 @pytest.mark.parametrize("rotate", [None, turn], ids=["still", "rotated"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
-def test_gradients_by_finite_differences(shared, rotate, warm):
+def test_gradients_by_finite_differences(shared, rotate):
     """All terms at once: query, key, value, u and every table."""
     terms, _ = random_terms(ALL, shared, rotate=rotate)
     fields = [FIELDS[letter] for letter in LETTERS if letter != "u"]
@@ -271,27 +253,25 @@ def test_gradients_by_finite_differences(shared, rotate, warm):
     inputs = [random_tensor(1, HEADS, length, SIZE) for length in (3, 5, 5)] + [terms.content_bias, *rows]
     mask = torch.ones(1, 1, 3, 5, dtype=torch.bool)
     mask[..., 1, 3:] = False
-    temperature = 1 + torch.rand(1, 1, 3, dtype=torch.float64) if warm else None
 
     def run(query, key, value, u, *rows):
         tables = {field: (Table(table, row_of),) for field, table, row_of in zip(fields, rows, maps, strict=True)}
-        context = AttentionContext(3, 5, start=2, temperature=temperature)
+        context = AttentionContext(3, 5, start=2)
         return attend(query, key, value, Terms(scale=SCALE, content_bias=u, rotate=rotate, **tables), context, mask)
 
     assert gradcheck(run, [tensor.detach().requires_grad_() for tensor in inputs])
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["plain", "temperature"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
 @pytest.mark.parametrize("backend", [name for name in ("sdpa", "flex_attention") if name in BY_NAME])
 @pytest.mark.parametrize("chosen", [chosen for chosen in COMBINATIONS if "V" not in chosen], ids=combination_id)
-def test_backends_lower_every_combination(chosen, backend, shared, warm):
+def test_backends_lower_every_combination(chosen, backend, shared):
     """Also where the bias is the same for every row of the batch, or for every head."""
     module = torch.nn.Module().eval()
     module.is_causal = False
     terms, _ = random_terms(chosen, shared)
     query, key, value = (random_tensor(BATCH, HEADS, length, SIZE).float() for length in (3, 5, 5))
-    context = AttentionContext(3, 5, start=2, temperature=1 + torch.rand(BATCH, 1, 3) if warm else None)
+    context = AttentionContext(3, 5, start=2)
     expected, _ = attend(query, key, value, terms, context)
     with torch.no_grad(), uncompiled():
         got, _ = run_attention(backend, AttentionCall(query, key, value, terms, context, layer=module))

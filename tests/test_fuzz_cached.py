@@ -42,11 +42,6 @@ def models(draw, head, **given):
         reject()
 
 
-def tolerance(model):
-    """A temperature is a number in float32."""
-    return TOLERANCE if model.config.attention_temperature == "none" else 1e-6
-
-
 def greedy(model, row, count):
     """A row of tokens, (1, L), and the most probable ones after it, each by one call for all before."""
     for _ in range(count):
@@ -101,7 +96,7 @@ def test_several_tokens_at_a_time(data):
             part = ids[:, place : place + size]
             parts.append(model(part, attention_mask=mask, past_key_values=cache).logits)
             place += size
-        check_close({"logits": torch.cat(parts, 1)}, {"logits": expected}, tolerance(model))
+        check_close({"logits": torch.cat(parts, 1)}, {"logits": expected}, TOLERANCE)
 
 
 @examples(few=25, share=0.4)
@@ -132,7 +127,7 @@ def test_segments(data):
     other.load_state_dict(model.state_dict())
     expected = other(ids, attention_mask=seen.expand(len(ids), 1, -1, -1), use_cache=False).last_hidden_state
     with attempt("memory: segments against whole texts"):
-        check_close({"states": torch.cat(parts, 1)}, {"states": expected}, tolerance(model))
+        check_close({"states": torch.cat(parts, 1)}, {"states": expected}, TOLERANCE)
 
 
 @examples(few=8, share=0.2)

@@ -117,7 +117,6 @@ def test_states_are_finite_or_the_error_names_the_input(models, data):
                 {"attention_window": 3},
                 {"unpad_inputs": True},
                 {"is_decoder": True},
-                {"attention_temperature": "log"},
             ]
         )
     )

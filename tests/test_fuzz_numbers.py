@@ -41,7 +41,7 @@ def backend(name: str, queries: int, keys: int):
 
 @st.composite
 def configurations(draw, **given):
-    """Tiny configurations: any scheme on tokens or two of them, with window, memory, temperature, decoder or not.
+    """Tiny configurations: any scheme on tokens or two of them, with window, memory, decoder or not.
 
     Args:
         given: fields that are not drawn.
@@ -51,8 +51,6 @@ def configurations(draw, **given):
     if draw(st.booleans()):
         fields["attention_window"] = draw(st.integers(1, 3 * TRAINED))
         fields["global_tokens"] = draw(st.none() | st.lists(st.integers(0, 2 * TRAINED), max_size=2))
-    if draw(st.integers(0, 5)) == 0:
-        fields |= {"attention_temperature": "log", "attention_temperature_length": draw(st.integers(2, TRAINED))}
     if draw(st.integers(0, 3)) == 0:
         fields |= {"memory_length": draw(st.integers(1, TRAINED))}
     try:

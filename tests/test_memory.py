@@ -292,16 +292,6 @@ def test_window_with_memory(is_decoder):
     assert difference(by_segments(model, ids, [7, 5])[0][:, 7:], full[:, 7:]) <= 1e-5
 
 
-def test_memory_counts_for_the_temperature():
-    """τ follows the number of keys, those in the memory among them."""
-    settings = {"attention_temperature": "log", "attention_temperature_length": 4, "memory_length": 30}
-    model = tiny_model(RelPosBertLMHeadModel, "transformer_xl", is_decoder=True, **settings)
-    ids = token_ids(BATCH, 20)
-    with torch.no_grad():
-        full = model(ids, use_cache=False).logits
-    assert difference(by_segments(model, ids, [9, 4, 7])[0], full) <= 1e-5
-
-
 # With a cache ------------------------------------------------------------------------------------------------------
 
 

@@ -165,10 +165,6 @@ ARGUMENTS = {
     "positions": ({"position_ids": torch.tensor([[0, 1, 2, 5, 6, 7, 9, 10, 13]] * 2)}, {}),
     "documents": ({"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)}, {}),
     "token types": ({"token_type_ids": torch.tensor([[0] * 4 + [1] * 5] * 2)}, {}),
-    "temperature": (
-        {"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])},
-        {"attention_temperature": "log", "attention_temperature_length": 3},
-    ),
 }
 
 

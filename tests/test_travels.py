@@ -395,7 +395,7 @@ REPRESENTATIVES = ["relative_key_query", "tables", "transformer_xl", "deberta", 
 
 @pytest.mark.heavy
 def test_features_run_without_the_package(tmp_path):
-    """Packed rows, caches, memories, windows, temperature, attention weights and training."""
+    """Packed rows, caches, memories, windows, attention weights and training."""
     jobs = []
     for scheme in REPRESENTATIVES:
         folder = tmp_path / scheme
@@ -403,8 +403,7 @@ def test_features_run_without_the_package(tmp_path):
         tiny_model(RelPosBertModel, scheme).save_pretrained(folder / "model")
         tiny_model(RelPosBertLMHeadModel, scheme, is_decoder=True).save_pretrained(folder / "decoder")
         tiny_model(RelPosBertModel, scheme, feed_forward_type="glu", embedding_size=8).save_pretrained(folder / "glu")
-        fields = {"attention_temperature": "log", "attention_temperature_length": 3}
-        tiny_model(RelPosBertModel, scheme, conv_kernel_size=3, **fields).save_pretrained(folder / "temperature")
+        tiny_model(RelPosBertModel, scheme, conv_kernel_size=3).save_pretrained(folder / "convolution")
         padded = write_inputs(folder, scheme)
         starts = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 6]])
         packed = write_inputs(folder, scheme, "packed", position_ids=starts, attention_mask=torch.ones(2, 9).long())
@@ -413,7 +412,7 @@ def test_features_run_without_the_package(tmp_path):
             {**encoder, "inputs": packed},
             {**encoder, "inputs": padded, "set": {"attention_window": 2, "global_tokens": [0, 3]}},
             {**encoder, "inputs": packed, "set": {"attention_window": 1}},
-            {**encoder, "inputs": padded, "load": folder / "temperature"},
+            {**encoder, "inputs": padded, "load": folder / "convolution"},
             {**encoder, "inputs": padded, "load": folder / "glu"},
             {**encoder, "inputs": padded, "set": {"_attn_implementation": "eager"}, "kind": "weights"},
             {**encoder, "inputs": padded, "kind": "train"},
@@ -449,7 +448,7 @@ CHANGED = """
 import torch
 from transformers import AutoModel
 
-for field, value in (("memory_length", 4), ("attention_temperature", "log")):
+for field, value in (("memory_length", 4),):
     model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
     model(torch.ones(1, 5, dtype=torch.long))
     setattr(model.config, field, value)
@@ -466,7 +465,7 @@ def test_features_that_the_code_lacks(tmp_path):
     tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "model")
     *said, scheme = run_without_package(CHANGED, tmp_path, str(tmp_path / "model")).splitlines()
     assert scheme == "shaw"
-    assert [line.split(":")[0] for line in said] == ["memory_length", "attention_temperature"]
+    assert [line.split(":")[0] for line in said] == ["memory_length"]
     assert all("pip install hf-relpos" in line for line in said)
 
 

@@ -23,11 +23,6 @@ class LazyMask:
         """The dense mask, boolean (1 or B, 1, L, K); True means that the query may attend."""
         raise NotImplementedError
 
-    @functools.cached_property
-    def visible_keys(self) -> torch.Tensor:
-        """Number of keys that each query attends to, (1 or B, 1, L). It is arbitrary for padding."""
-        raise NotImplementedError
-
 
 class SharedTerms:
     """The terms of a scheme that are the same in every layer, made once per forward together with their Toeplitz form.

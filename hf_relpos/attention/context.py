@@ -37,7 +37,6 @@ class AttentionContext:
             this is a function that returns the result. None if there is no such module.
         query_projection: W_q of the layer, D to H·d; or None.
         key_projection: W_k of the layer, D to H·d; or None.
-        temperature: τ of the formula, (1 or B, 1 or H, L); None means 1.
         device: the device on which the layer computes; None means the default device.
         dtype: the dtype for angles, slopes and the like: that of the layer, but at least float32.
     """
@@ -55,7 +54,6 @@ class AttentionContext:
     shared: Any = None
     query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
     key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
-    temperature: torch.Tensor | None = None
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
 

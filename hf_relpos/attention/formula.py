@@ -1,6 +1,6 @@
 """The formula of attention. Every scheme declares which of its terms it has, and every backend computes it.
 
-    score_ij = τ_i · { s · [ g_r (q_i·k_j + u·k_j) + q_i·A_r + k_j·B_r + c_r ] + c'_r } + mask_ij,     r = r(i, j)
+    score_ij = s · [ g_r (q_i·k_j + u·k_j) + q_i·A_r + k_j·B_r + c_r ] + c'_r + mask_ij,     r = r(i, j)
     out_i    = Σ_j softmax_j(score)_ij · (v_j + V_r)
 
 i is a query, j a key, and r = j − i their offset: a key to the left has r < 0. A, B and V are tables of d-vectors, c
@@ -9,8 +9,7 @@ may be clipped while another is bucketed. A table may also be indexed by another
 c stands inside the scale and c' outside; c' may also be a dense bias, with an entry for each pair. q and k may be
 rotated first (RoPE). There is no term that depends on i alone, since the softmax would cancel it. g is a gain on the
 content score, 1 unless a scheme has one. The multiplicative methods of Huang et al. need it; it may also be a vector,
-with one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`). τ, the temperature
-of a query, is 1 unless the configuration sets one. It comes with the context, not a scheme (`models/temperature.py`).
+with one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
@@ -138,14 +137,12 @@ def content_vectors(
         key: (B, H, K, d).
 
     Returns:
-        τ (q̂ + u) for the content product, (B, H, L, d); q̂ for the A term, (B, H, L, d); k̂, (B, H, K, d).
+        q̂ + u for the content product, (B, H, L, d); q̂ for the A term, (B, H, L, d); k̂, (B, H, K, d).
     """
     if terms.rotate is not None:
         query = terms.rotate(query, context.query_positions(query.device))
         key = terms.rotate(key, context.key_positions(key.device))
     content = query if terms.content_bias is None else query + terms.content_bias[:, None].to(query.dtype)
-    if context.temperature is not None:
-        content = content * context.temperature[..., None].to(content.dtype)
     return content, query, key
 
 
@@ -157,7 +154,7 @@ def content_scale(query: torch.Tensor, terms: Terms) -> float:
 def position_scores(
     query: torch.Tensor, key: torch.Tensor, terms: Terms, context: AttentionContext
 ) -> torch.Tensor | None:
-    """Compute τ_i {s · [q_i·A_r + k_j·B_r + c_r] + c'_r}: the score without the content product and the mask.
+    """Compute s · [q_i·A_r + k_j·B_r + c_r] + c'_r: the score without the content product and the mask.
 
     Args:
         query: q̂, (B, H, L, d), rotated if the scheme rotates.
@@ -187,10 +184,7 @@ def position_scores(
     if not inner and not outer:
         return None
     scaled = [content_scale(query, terms) * total_of(inner)] if inner else []
-    total = total_of([*outer, *scaled])
-    if context.temperature is not None:
-        total = total * context.temperature[..., None].to(total.dtype)
-    return total.to(query.dtype)
+    return total_of([*outer, *scaled]).to(query.dtype)
 
 
 def _by_head(vectors: torch.Tensor) -> torch.Tensor:

@@ -203,15 +203,6 @@ class SlidingWindowMask(LazyMask):
             seen = seen & self.is_token[row, key]
         return seen
 
-    @functools.cached_property
-    def visible_keys(self) -> torch.Tensor:
-        """Number of keys that each query attends to, (1 or B, 1, L). It is arbitrary for padding."""
-        counts = []
-        for block in self.blocks(slice(None), max(self.window, GAP)):
-            keys = self.keys_of(block)
-            counts.append(self.visible(slice(block.first, block.first + block.queries), keys).sum(-1))
-        return torch.cat(counts, dim=-1)
-
     def keys_of(self, block: Block) -> torch.Tensor:
         """Return the indices of a block's keys, (n,)."""
         ranges = [torch.arange(begin, begin + count, device=self.device) for begin, count in block.key_ranges]

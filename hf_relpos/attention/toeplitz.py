@@ -8,7 +8,7 @@ resolved. A backend that computes this form therefore computes every scheme that
 autograd's: an `index_select`, whose backward adds up the rows, on arrays of the size of the tables.
 
 Tables whose relation is not the offset (a grid, labelled edges, token types), offsets that follow explicit positions,
-gains and a temperature have no such form (`toeplitz_unsupported`). Backends that hold (L, K) matrices compute them.
+and gains have no such form (`toeplitz_unsupported`). Backends that hold (L, K) matrices compute them.
 """
 
 from dataclasses import dataclass, replace
@@ -102,8 +102,6 @@ def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
             reasons.append(f"{letter} depends on another relation than the offset")
     if terms.gain or terms.feature_gain is not None:
         reasons.append("a gain multiplies the content score")
-    if context.temperature is not None:
-        reasons.append("the scores have a temperature")
     if context.positions is not None and any(tables.values()):
         reasons.append("position_ids have gaps, so that offsets are not differences of indices")
     return reasons

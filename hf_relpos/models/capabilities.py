@@ -20,7 +20,6 @@ from ..attention.formula import Terms
 from ..schemes.registry import build_scheme, build_shared, scheme_parts
 from .configuration_relpos_bert import RelPosBertConfig
 from .sequence import SequenceMetadata, window_mask
-from .temperature import trained_length
 
 
 class _Projection:
@@ -96,8 +95,6 @@ def probe_call(
         device: device of the call; None for the meta device.
     """
     terms, context, _ = _probe(config)
-    if config.attention_temperature != "none" and length > trained_length(config):
-        context = replace(context, temperature=torch.empty(1, 1, length, device="meta"))
     heads = config.num_attention_heads
     vectors = torch.empty(batch, heads, length, config.hidden_size // heads, dtype=dtype, device="meta")
     return AttentionCall(

@@ -106,7 +106,6 @@ FIELDS: dict[str, Rule] = {
     "conv_act": ACTIVATION,
     "embedding_size": integer(1, optional=True),
     "attention_window": integer(1, optional=True),
-    "attention_temperature_length": integer(1, optional=True),
     "memory_length": integer(0),
     "chunk_size_feed_forward": integer(0),
     "hidden_dropout_prob": number(0, 1),
@@ -151,6 +150,7 @@ ARGUMENTS: dict[str, Rule] = {
     "num_labels": integer(0, MAX_LABELS),
     "torch_dtype": DTYPE,
     "output_attentions": BOOLEAN,
+    "attention_temperature": Rule(lambda value: value in (None, "none"), "'none'; commit c4f20b3 has others"),
     "attn_implementation": BACKEND,
     "_attn_implementation": BACKEND,
     "experts_implementation": BACKEND,
@@ -239,9 +239,6 @@ def check_nesting(arguments: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}: lists and dicts are nested more than {MAX_NESTING} levels deep; give fewer")
 
 
-TEMPERATURES = ("none", "log")
-
-
 def check_settings(config: Any) -> None:
     """Check that the settings of a RelPosBertConfig are valid and fit together.
 
@@ -251,7 +248,6 @@ def check_settings(config: Any) -> None:
     _check_heads(config)
     _check_position_scheme(config)
     _check_attention_window(config)
-    _check_attention_temperature(config)
     check_memory_settings(config)
     _check_convolution(config)
     _check_parameter_count(config)
@@ -323,29 +319,6 @@ def _check_attention_window(config: Any) -> None:
         raise ValueError(
             f"global_tokens = {config.global_tokens} with attention_window = {config.attention_window}: give "
             "positions from 0 on, and a window"
-        )
-
-
-def _check_attention_temperature(config: Any) -> None:
-    """The temperature must be known, and the trained length at least 2, since its logarithm is a divisor."""
-    if config.attention_temperature not in TEMPERATURES:
-        raise ValueError(
-            f"attention_temperature = {config.attention_temperature!r} is unknown; known: "
-            f"{', '.join(map(repr, TEMPERATURES))}"
-        )
-    if config.attention_temperature_length is not None and config.attention_temperature == "none":
-        raise ValueError(
-            f"attention_temperature_length = {config.attention_temperature_length} with attention_temperature = "
-            "'none' has no effect; set attention_temperature='log', or leave the length out"
-        )
-    trained = config.attention_temperature_length
-    field = "attention_temperature_length"
-    if trained is None:
-        trained, field = config.max_position_embeddings, "max_position_embeddings"
-    if config.attention_temperature != "none" and trained < 2:
-        raise ValueError(
-            f"{field} = {trained} with attention_temperature = {config.attention_temperature!r}: give a trained "
-            "length of at least 2"
         )
 
 

@@ -70,11 +70,6 @@ class RelPosBertConfig(BertConfig):
             Positions that attend to all tokens and are attended to by all, despite the window; None for `[0]`, the
             [CLS] token. In packed rows they count within each document, in rows padded on the left from the first
             token.
-        attention_temperature (`str`, defaults to `"none"`):
-            `"log"`: the scores of a query that may attend to n keys are multiplied by max(1, log n / log n₀), since
-            attention is flatter for rows longer than in training (Chiang and Cholak, arXiv 2202.12172).
-        attention_temperature_length (`int`, *optional*):
-            n₀, the trained length; None for `max_position_embeddings`.
         absolute_position_embeddings (`bool`, defaults to `False`):
             Also add learned absolute position embeddings to the input, as stock BERT does. `convert` with
             `method="keep"` makes such a model. Limits inputs to `max_position_embeddings` tokens.
@@ -148,8 +143,6 @@ class RelPosBertConfig(BertConfig):
     position_options: dict[str, Any] | None = None
     attention_window: int | None = None
     global_tokens: list[int] | None = None
-    attention_temperature: str = "none"
-    attention_temperature_length: int | None = None
     absolute_position_embeddings: bool = False
     embedding_size: int | None = None
     embedding_norm: bool = True

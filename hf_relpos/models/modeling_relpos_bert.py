@@ -71,7 +71,6 @@ from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
 from .saved_code.remote_code import CONFIGURATION, MODELING, installed, save_code
 from .sequence import PositionInputs, SequenceMetadata, row_metadata, sequence_metadata, tokens_to_keep
-from .temperature import temperature
 
 
 logger = logging.get_logger(__name__)
@@ -218,7 +217,6 @@ class RelPosBertSelfAttention(BertSelfAttention):
                 key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
-            context = replace(context, temperature=temperature(self.config, attention_mask, context, query.device))
         call = self._call(query, key, value, attention_mask, context, shared_terms, kwargs)
         out, weights = run_attention(self.config._attn_implementation, call)
         return out.flatten(2).contiguous(), weights
@@ -764,7 +762,6 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         if self.shares_terms and self.encoder.layer and not checkpointed:
             shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
         mask = metadata.mask(self.config, hidden_states, attention_mask, cache)
-        context = replace(context, temperature=temperature(self.config, mask, context, hidden_states.device))
         return AttentionInputs(mask, context, shared_terms)
 
     def _group_inputs(

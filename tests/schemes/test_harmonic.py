@@ -99,8 +99,6 @@ class Case:
         elif name == "memory":
             self.start = 5
             self.visible = self.visible[:, :, self.start :]
-        elif name == "temperature":
-            fields = {"temperature": 0.5 + torch.rand(2, 1, KEYS, dtype=torch.float64)}
         queries = KEYS - self.start
         self.context = AttentionContext(queries, KEYS, self.start, dtype=torch.float64, **fields)
         self.tensors = [torch.randn(2, HEADS, count, SIZE, dtype=torch.float64) for count in (queries, KEYS, KEYS)]
@@ -123,7 +121,6 @@ class Case:
         """The formula in NumPy, (B, L, H, d)."""
         q, k, v = map(array, self.tensors)
         tables, u, waves = {key: array(each) for key, each in self.coefficients.items()}, array(self.u), frequencies()
-        temperature = self.context.temperature
 
         def score(b, h, i, j):
             if not self.visible[b, 0, i - self.start, j]:
@@ -131,8 +128,7 @@ class Case:
             query, r = q[b, h, i - self.start], int(self.positions[b, j] - self.positions[b, i])
             total = (query + u[h]) @ k[b, h, j]
             total += query @ row(tables["A"], h, r, waves) + k[b, h, j] @ row(tables["B"], h, r, waves)
-            total = (total + row(tables["c"], h, r, waves)) / math.sqrt(SIZE)
-            return total if temperature is None else total * float(temperature[b, 0, i])
+            return (total + row(tables["c"], h, r, waves)) / math.sqrt(SIZE)
 
         def value(b, h, i, j):
             return v[b, h, j] + row(tables["V"], h, int(self.positions[b, j] - self.positions[b, i]), waves)
@@ -141,7 +137,7 @@ class Case:
         return out.transpose(0, 2, 1, 3)
 
 
-CASES = ["plain", "padding", "window", "causal", "packed", "gaps", "memory", "temperature"]
+CASES = ["plain", "padding", "window", "causal", "packed", "gaps", "memory"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -145,20 +145,18 @@ def _modifications(
     key_products, key_row = _products(key, form.key_table)
     bias = None if form.bias is None else form.bias.expand(heads, -1)
     dense = None if dense is None else dense.expand(batch, heads, length, keys)
-    tau = None if context.temperature is None else context.temperature.expand(batch, heads, length)
     allow = None if form.allow is None else form.allow.expand(heads, -1)
 
     def score_mod(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor
     ) -> torch.Tensor:
         offset = of_key[b, j] - of_query[b, i]
-        factor = 1.0 if tau is None else tau[b, h, i]
         if query_products is not None:
-            score = score + factor * query_products[b, h, i, offset if query_row is None else query_row[offset]]
+            score = score + query_products[b, h, i, offset if query_row is None else query_row[offset]]
         if key_products is not None:
-            score = score + factor * key_products[b, h, j, offset if key_row is None else key_row[offset]]
+            score = score + key_products[b, h, j, offset if key_row is None else key_row[offset]]
         if bias is not None:
-            score = score + factor * bias[h, offset]
+            score = score + bias[h, offset]
         return score if dense is None else score + dense[b, h, i, j]
 
     def mask_mod(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
     """Replace the terms of a call by a scale, and those that add to scores by a mask. Value tables are left out.
 
     Returns:
-        The call: its query is τ (q̂ + u), and its key is k̂. If the scheme hides keys, also the pairs that the scheme
+        The call: its query is q̂ + u, and its key is k̂. If the scheme hides keys, also the pairs that the scheme
         and the mask let through, boolean, broadcastable to (B, H, L, K), which the mask contains already; else None.
     """
     content, query, key = content_vectors(call.query, call.key, call.terms, call.context)

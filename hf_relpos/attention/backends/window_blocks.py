@@ -171,7 +171,6 @@ def _block_context(whole: AttentionContext, part: Part) -> AttentionContext:
         key_length=part.keys.shape[0],
         start=int(whole.start) + part.queries.start,
         keys=part.keys,
-        temperature=None if whole.temperature is None else whole.temperature[..., part.queries],
     )
 
 

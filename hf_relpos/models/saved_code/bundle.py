@@ -100,16 +100,6 @@ FEATURES = (
         },
     ),
     Feature(
-        "attention_temperature",
-        lambda config: config.attention_temperature != "none",
-        ("temperature",),
-        {
-            "temperature": (
-                'def temperature(config, *arguments):\n    if config.attention_temperature != "none":\n        ERROR'
-            )
-        },
-    ),
-    Feature(
         "conv_kernel_size",
         lambda config: bool(config.conv_kernel_size),
         ("FirstLayerConvolution", "tokens_to_convolve"),
@@ -152,7 +142,6 @@ INSTEAD = {
 # Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
 PACKAGE_ONLY = {
     "AttentionCall": ("device", "is_traced", "scores"),
-    "LazyMask": ("visible_keys",),
     "RelPosBertConfig": (
         "__new__",
         "from_bert",
