@@ -804,3 +804,10 @@ def test_labels_are_no_part_of_what_a_configuration_is_probed_by():
     assert len(capabilities._PROBED) == 1
     supported_implementations(tiny_config("t5", layer_norm_eps=1e-6))
     assert len(capabilities._PROBED) == 2
+
+
+def test_a_field_that_this_release_lacks_is_refused():
+    """Rather than ignored: the model would compute something else."""
+    with pytest.raises(ValueError, match="attention_temperature = 'log': give 'none'"):
+        tiny_config("shaw", attention_temperature="log")
+    assert tiny_config("shaw", attention_temperature="none").position_scheme_name == "shaw"

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from oracles import tiny_config
 from safetensors.torch import save_file
 from test_convert import contents, saved
 from transformers import AutoModel
@@ -164,10 +163,3 @@ def test_the_encoder_alone(tmp_path):
     report = convert(source / "0_Transformer", tmp_path / "out")
     assert report.files == ("vocab.txt",) and len(report.notes) == 1
     assert type(AutoModel.from_pretrained(tmp_path / "out")) is RelPosBertModel
-
-
-def test_a_field_that_this_release_lacks_is_refused():
-    """Rather than ignored: the model would compute something else."""
-    with pytest.raises(ValueError, match="attention_temperature = 'log': give 'none'"):
-        tiny_config("shaw", attention_temperature="log")
-    assert tiny_config("shaw", attention_temperature="none").position_scheme_name == "shaw"
