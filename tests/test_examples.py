@@ -486,7 +486,8 @@ def rows_in(folder):
 
 def kill_a_worker(folder):
     """As by `kill -9`, when there is a first file."""
-    while not list(folder.glob("*.parquet")):
+    end = time.monotonic() + 120  # an encoding that fails writes none
+    while not list(folder.glob("*.parquet")) and time.monotonic() < end:
         time.sleep(0.05)
     workers = [each for each in psutil.process_iter() if "MapBatches(TextEncoder)" in " ".join(each.cmdline())]
     workers[0].kill()
