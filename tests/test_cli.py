@@ -51,13 +51,18 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+IN_MORE = [pytest.param(each, marks=pytest.mark.slow) for each in ("schemes", "schemes --json -", "inspect SOURCE")]
+
+
 def started(*arguments, **settings):
     """The command in a process of its own."""
     command = [sys.executable, "-m", "hf_relpos", *map(str, arguments)]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **settings)
 
 
-@pytest.mark.parametrize("command", [pytest.param("schemes --json -", marks=pytest.mark.slow), "convert --help"])
+@pytest.mark.parametrize(
+    "command", [*IN_MORE, pytest.param("inspect SOURCE", marks=pytest.mark.slow), "convert --help"]
+)
 def test_output_that_cannot_be_written_is_said_in_one_line(source, command):
     with open("/dev/full", "w") as full:
         done = started(*command.replace("SOURCE", str(source)).split(), stdout=full)
@@ -65,7 +70,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line(source, command):
     assert "Traceback" not in done.stderr and "No space left" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", [pytest.param("schemes --json -", marks=pytest.mark.slow), "convert --help"])
+@pytest.mark.parametrize("command", [*IN_MORE[:2], "convert --help"])
 def test_terminals_without_unicode(command):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = started(*command.split(), stdout=subprocess.PIPE, env=environment)

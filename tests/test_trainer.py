@@ -24,7 +24,10 @@ ORDERLESS = {"cape", *(name for name in ON_TOKENS if SCHEMES[name].is_order_blin
 LEARNABLE = [(scheme, task) for scheme in ON_TOKENS for task in HEADS if task == "kind" or scheme not in ORDERLESS]
 # by what is trained: a parameter of the scheme's own, a network, a module that layers share, a projection of theirs
 BY_TASK = {"relative_key": "order", "fire": "kind", "t5": "echo", "transformer_xl": "next"}
-few_schemes = pytest.mark.parametrize("scheme", with_full(["transformer_xl"], ON_TOKENS))
+OTHERS = [scheme for scheme in ON_TOKENS if scheme != "t5"]
+few_schemes = pytest.mark.parametrize(
+    "scheme", [*with_full(["transformer_xl"], OTHERS), pytest.param("t5", marks=pytest.mark.slow)]
+)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The scores that a scheme adds in each layer, and the attention weights with and without positions."""
+"""The scores that a scheme adds in each layer."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -10,13 +10,13 @@ from .scheme import Scheme
 class DualTriangle(Scheme, name="dual_triangle"):
     """score = s · q_i·k_j + M_ij. M is 0 for j ≤ i in the first half of the heads and j ≥ i in the others, else −∞.
 
-    The paper divides the queries, keys and values of each head into two halves, each with a softmax of its own. That
-    is attention with twice as many heads of half the size: set `num_attention_heads` to twice the paper's. In the
-    authors' code, too, the first half of these heads looks back and the second half ahead. With an odd number of heads
-    the middle one looks back. In a decoder the second half sees only the token itself.
+    The paper divides the features of each head in two. In the public code of it that we read, queries, keys and values
+    are divided, and each half has a softmax of its own. That is attention with twice as many heads of half the size,
+    of which the first half looks back: set `num_attention_heads` to twice the paper's. With an odd number of heads the
+    middle one looks back. In a decoder the second half sees only the token itself.
 
-    `position_embedding_type=["dual_triangle", "rope"]` adds a rotation, of each half by itself; the authors rotate a
-    head before they divide it.
+    `position_embedding_type=["dual_triangle", "rope"]` adds a rotation, of each half by itself; that code rotates a
+    head before it divides it.
     """
 
     summary = "Half of the heads read to the left, the others to the right"

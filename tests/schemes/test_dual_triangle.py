@@ -32,7 +32,7 @@ def test_halves_of_heads_with_a_softmax_each():
     q, k, v = (each(hidden).view(2, 7, 2, 2, 6) for each in (layer.query, layer.key, layer.value))  # (B, L, H, 2, d/2)
     scores = torch.einsum("bihsc,bjhsc->bhsij", q, k) / math.sqrt(6)
     back = torch.ones(7, 7).tril().bool()
-    # heads count on over both halves, and the first of them look back, as in the authors' code
+    # heads count on over both halves, and the first of them look back, as in the public code
     sees = torch.stack([back, back, back.T, back.T]).view(2, 2, 7, 7)
     weights = scores.masked_fill(~sees, -math.inf).softmax(-1)
     expected = torch.einsum("bhsij,bjhsc->bihsc", weights, v).flatten(2)

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, called through Transformers' function, with the terms as a dense bias.
+"""PyTorch's scaled_dot_product_attention, called through Transformers' function, with the terms as an additive mask.
 
 SDPA returns no attention weights, which the value-side term V needs. With values [v_j | e_j], where e_j is row j of
 the identity, it returns [Σ_j α_ij v_j | α_i], with α after dropout.
