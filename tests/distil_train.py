@@ -65,7 +65,6 @@ if __name__ == "__main__":
             table_learning_rate=1e-2,
             trainer_arguments={"use_cpu": True, "ddp_backend": "gloo"},
         ),
-        output_dir=folder / "run",
     )
     if torch.distributed.get_rank() == 0:
         student.save_pretrained(folder / "student")

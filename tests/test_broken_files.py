@@ -21,7 +21,6 @@ from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.evaluation.loading import load_model, pooling_of
 from hf_relpos.models.checkpoint_files import read_json
-from hf_relpos.training.checkpoints import prepare_folder
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -236,7 +235,7 @@ def test_a_broken_shard_of_a_variant_is_refused_by_name(tmp_path, checkpoints):
         RelPosBertModel.from_pretrained(tmp_path, variant="fp16")
 
 
-@pytest.mark.parametrize("command", ["convert", "compare", "plot"])
+@pytest.mark.parametrize("command", ["convert", "compare"])
 @pytest.mark.parametrize("spoil", [ONE_FILE["cut"][0], CONFIG["deep"][0]], ids=["weights", "config"])
 def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, spoil):
     folder = tmp_path / "checkpoint"
@@ -246,7 +245,6 @@ def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, sp
     arguments = {
         "convert": [tmp_path / "out"],
         "compare": [folder, "--text", tmp_path / "a.tsv"],
-        "plot": ["--out", tmp_path / "out.png"],
     }
     result = CliRunner().invoke(app, [str(word) for word in (command, folder, *arguments[command])])
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
@@ -416,16 +414,6 @@ def test_two_conversions_into_one_folder_leave_one_whole_result(tmp_path, checkp
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert {"config.json", WEIGHTS, "conversion.json", "README.md"} <= {path.name for path in out.iterdir()}
     assert RelPosBertModel.from_pretrained(out).config.position_embedding_type == "relative_key"
-
-
-# What is resumed -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 200_000])
-def test_settings_of_a_distillation_that_are_broken(tmp_path, content):
-    (tmp_path / "distil.json").write_text(content)
-    with pytest.raises(ValueError, match=r"distil\.json: .*restore the file"):
-        prepare_folder(tmp_path, {"steps": 1}, resume=True)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[" * 200_000, '{"pooling_mode": 5}', '{"pooling_mode": [["cls"]]}'])

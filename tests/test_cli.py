@@ -303,7 +303,6 @@ def test_json_of_every_command(source, tmp_path):
         "inspect": (["inspect", source], {"family", "positions", "command"}),
         "convert": (["convert", source, tmp_path / "out", "--overwrite"], {"method", "steps", "versions"}),
         "push": (["push", tmp_path / "out", "user/name"], {"files", "problems", "uploaded"}),
-        "plot": (["plot", tmp_path / "out", "--out", tmp_path / "x.png"], {"written"}),
     }
     for name, (command, keys) in commands.items():
         printed = run(*command, "--json", "-")

@@ -1,4 +1,4 @@
-"""`kill -9`, Ctrl-C and a full disk at any file operation, request or moment of convert, export, distil and push.
+"""`kill -9`, Ctrl-C and a full disk at any file operation, request or moment of convert, export and push.
 
 The target is then what it was before or whole, and doing it once more gives what an undisturbed run gives.
 """
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from distil_train import pair, texts
 from fuzzing import attempt, examples
 from hub_server import HubServer
 from huggingface_hub import constants
@@ -29,7 +28,6 @@ from hf_relpos import convert, export_checkpoint
 from hf_relpos.attention import cpu_gemm
 from hf_relpos.conversion.push import plan_upload, push
 from hf_relpos.demo import CHECKPOINT, read_text
-from hf_relpos.training import DistillationSettings, distil
 
 
 WRITES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "os.chmod", "shutil.rmtree")
@@ -51,15 +49,6 @@ class Disturbance:
     at: float
 
 
-def distilled(root, sources):
-    """With checkpoints from which it goes on; the student is saved only when it is done."""
-    teacher, student = pair()
-    settings = DistillationSettings(steps=6, batch_tokens=64, trainer_arguments={"use_cpu": True, "save_steps": 2})
-    distil(student, teacher, texts(32), settings, output_dir=root / "run", resume=True)
-    torch.save(student.state_dict(), root / "weights.pt")
-    (root / "weights.pt").rename(root / "out")
-
-
 def converted_by_distillation(root, sources):
     options = {"steps": 6, "batch_tokens": 128}
     text = read_text("train")[:400]
@@ -69,7 +58,6 @@ def converted_by_distillation(root, sources):
 OPERATIONS = {
     "convert": lambda root, sources: convert(sources / "deberta", root / "out", overwrite=True),
     "export": lambda root, sources: export_checkpoint(sources / "converted", root / "out", overwrite=True),
-    "distil": distilled,
     "convert, method distil": converted_by_distillation,
 }
 
@@ -205,11 +193,10 @@ def test_folders(data, sources, undisturbed, tmp_path_factory):
             assert status == -signal.SIGKILL and any(contents(each) == before for each in beside)
         else:
             assert found in (before, expected)
-        if status != -signal.SIGKILL:  # what lay there before may be left, with a warning, and checkpoints are
-            assert {each.suffix for each in beside} <= {".old", ".distil"}
+        if status != -signal.SIGKILL:  # what lay there before may be left, with a warning
+            assert {each.suffix for each in beside} <= {".old"}
         status, _ = in_child(lambda: OPERATIONS[name](root, sources), root)
         assert status == DONE and contents(root / "out") == expected
-        assert not (root / ".out.distil").exists()
     shutil.rmtree(root)
 
 

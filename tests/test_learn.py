@@ -1,4 +1,4 @@
-"""Learning from text by `convert`: presets, pairs, long rows, resumption, and what is refused."""
+"""Learning from text by `convert`: presets, pairs, long rows, and what is refused."""
 
 import errno
 import json
@@ -7,11 +7,9 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex
 from tokenizers.normalizers import Replace
@@ -28,7 +26,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 import hf_relpos
-from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, processes, training
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, training
 from hf_relpos.cli import app
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
@@ -36,7 +34,6 @@ from hf_relpos.conversion.card import command as repeating_command
 from hf_relpos.conversion.texts import check_windows, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
-from hf_relpos.training.distillation import DistillationTrainer
 
 
 DEMO = Path(hf_relpos.__file__).parent / "demo"
@@ -91,7 +88,7 @@ def test_convert(small, tmp_path):
     assert found["distillation"]["steps"] == 100
     assert found["fidelity"]["lengths"][0]["length"] == 16
     assert found["fidelity"]["verdict"]
-    assert list(tmp_path.iterdir()) == [tmp_path / "out"], "checkpoints and lock are gone"
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     assert {step.kind for step in report.steps if step.target and "distance_embedding" in step.target} == {"created"}
     notes = {step.note for step in report.steps if step.target and "distance_embedding" in step.target}
     assert notes == {"fitted"}
@@ -114,86 +111,18 @@ def test_convert(small, tmp_path):
         assert long.isfinite().all()
 
 
-class Stopped(Exception):
-    """Stands for the end of the process."""
-
-
-@pytest.fixture
-def training_steps(monkeypatch):
-    """`done`: the steps that are trained; `stop`: the one at which the process ends, None for none."""
-    compute, steps = DistillationTrainer.compute_loss, SimpleNamespace(done=[], stop=None)
-
-    def compute_loss(self, *arguments, **more):
-        if self.state.global_step == steps.stop:
-            raise Stopped
-        steps.done.append(self.state.global_step)
-        return compute(self, *arguments, **more)
-
-    monkeypatch.setattr(DistillationTrainer, "compute_loss", compute_loss)
-    return steps
-
-
-@pytest.mark.slow
-def test_an_interrupted_conversion_goes_on(small, tmp_path, training_steps):
-    """From its last checkpoint, to the same weights; one with other inputs begins anew."""
-    options = {"steps": 40, "batch_tokens": 128, "distil_tokens": 2000}
-
-    def run(name, stop, **more):
-        training_steps.done, training_steps.stop = [], stop
-        out = tmp_path / name / "out"
-        out.parent.mkdir(exist_ok=True)
-        convert(small / "bert", out, method="distil", texts=small / "text.txt", method_options={**options, **more})
-        return load_file(out / "model.safetensors")
-
-    wanted = run("one", None)
-    assert training_steps.done == list(range(40))
-    with pytest.raises(Stopped):
-        run("two", 30)
-    assert [path.name for path in (tmp_path / "two").iterdir()] == [".out.distil"]
-    found = run("two", None)
-    assert 0 < training_steps.done[0] < 30 and [path.name for path in (tmp_path / "two").iterdir()] == ["out"]
-    for name, tensor in wanted.items():
-        assert torch.equal(tensor, found[name]), name
-    with pytest.raises(Stopped):
-        run("three", 30)
-    run("three", None, window=16)
-    assert training_steps.done == list(range(40))
-
-
-@pytest.mark.slow
-def test_an_interruption_after_the_last_step_loses_nothing(small, tmp_path, monkeypatch, training_steps):
-    """The check and the writing are repeated, not the training."""
-    arguments = {"method": "distil", "texts": small / "text.txt", "method_options": {**FEW, "steps": 20}}
-    wanted = convert(small / "bert", tmp_path / "whole", **arguments)
-    with monkeypatch.context() as patch:
-        patch.setattr("hf_relpos.conversion.pipeline._write", lambda *arguments: (_ for _ in ()).throw(Stopped))
-        with pytest.raises(Stopped):
-            convert(small / "bert", tmp_path / "out", **arguments)
-    training_steps.done = []
-    report = convert(small / "bert", tmp_path / "out", **arguments)
-    assert not training_steps.done
-    assert report.details["distillation"]["losses"] == wanted.details["distillation"]["losses"]
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
-
-
-def test_two_processes_in_one_folder(small, tmp_path):
-    with FileLock(tmp_path / ".out.distil.lock"):
-        refuse(small, tmp_path, "another process is converting into the same folder", texts=small / "text.txt")
-
-
 def test_a_folder_that_cannot_be_written(small, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     arguments = {"method": "distil", "texts": small / "text.txt", "method_options": FEW}
     with pytest.raises(ConversionError, match=r"could not be written.*nothing was left behind.*choose another folder"):
         convert(small / "bert", tmp_path / "file" / "out", **arguments)
 
-    def full(self, *arguments, **more):
+    def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(DistillationTrainer, "_save_checkpoint", full)
-    with pytest.raises(ConversionError, match=r"\.out\.distil.*free some space"):
+    monkeypatch.setattr("hf_relpos.conversion.folder.check_writable", full)
+    monkeypatch.setattr("hf_relpos.conversion.pipeline.plan_conversion", None)  # nothing is read before
+    with pytest.raises(ConversionError, match=r"/out: could not be written.*free some space"):
         convert(small / "bert", tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
 
@@ -495,17 +424,6 @@ def test_a_device_that_cannot_be_used(small, tmp_path, method, device, words):
     with pytest.raises(ConversionError, match=words):
         convert(small / "bert", tmp_path / "out", method=method, device=device, **texts)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_accelerator_is_taken_where_it_has_float64(monkeypatch):
-    state = SimpleNamespace(device=torch.device("meta"))  # stands for one that has none
-    monkeypatch.setattr(processes, "process_state", lambda: state)
-    assert processes.compute_device() == torch.device("cpu")
-    monkeypatch.setattr(processes, "_unusable", lambda device: "")
-    assert processes.compute_device() == torch.device("meta")
-    state.device = torch.device("cuda", 1)  # of the second process on the machine
-    assert processes.compute_device("cuda") == torch.device("cuda", 1)
-    assert processes.compute_device("cuda:0") == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from hf_relpos.conversion.folder import other_files
 from hf_relpos.demo import run_demo
 from hf_relpos.models.saved_code.bundle import bundle
 from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING, own_files
-from hf_relpos.training.checkpoints import prepare_folder
 from hf_relpos.version import __version__
 
 
@@ -238,14 +237,6 @@ def test_the_demo_replaces_only_a_checkpoint(tmp_path):
     with pytest.raises(ConversionError, match=r"in the way: notes\.txt"):
         run_demo(out=tmp_path / "out", overwrite=True)
     assert contents(tmp_path) == {"out/notes.txt": b"mine"}
-
-
-def test_a_distillation_leaves_the_checkpoints_of_another_training(tmp_path):
-    (tmp_path / "checkpoint-5").mkdir()
-    (tmp_path / "checkpoint-5" / "model.safetensors").write_text("weights")
-    with pytest.raises(ValueError, match=r"checkpoints of another training, and no distil.json"):
-        prepare_folder(tmp_path, {"steps": 1}, resume=True)
-    assert contents(tmp_path) == {"checkpoint-5/model.safetensors": b"weights"}
 
 
 # --- the code beside the weights

@@ -251,10 +251,9 @@ def commands(source, home):
     yield "compare", source, source, "--text", home / "texts.txt"
     yield "convert", source, home / "out"
     yield "demo", "--checkpoint", source, "--out", home / "out"
-    yield "plot", source, "--out", home / "x.png"
 
 
-@pytest.mark.parametrize("number", range(4), ids=["compare", "convert", "demo", "plot"])
+@pytest.mark.parametrize("number", range(3), ids=["compare", "convert", "demo"])
 def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, number, monkeypatch):
     def asked(*args):
         raise AssertionError("asked whether to run code")

@@ -1,19 +1,15 @@
-"""Two processes: models divided or copied among them compute what one process does; a killed one is no end."""
+"""Two processes: models divided or copied among them compute what one process does."""
 
 import functools
 import json
 from pathlib import Path
 
 import pytest
-import torch
-from killed_processes import SAVED
 from launching import run_python
 from parallel_models import CASES
-from safetensors.torch import load_file
 from selection import FEATURE_SCHEMES
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.training import last_checkpoint
 
 
 CLOSE = 1e-10  # in float64
@@ -61,20 +57,3 @@ def test_tensor_and_context_parallelism_are_not_claimed():
     config = RelPosBertConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
     assert not RelPosBertForMaskedLM(config).supports_tp_plan
     assert not RelPosBertModel._supports_context_parallel
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["distil", "convert"])
-def test_after_one_of_two_processes_is_killed_the_same_command_ends_as_if_it_had_not_been(what, tmp_path, monkeypatch):
-    """A distillation and a conversion go on from their last checkpoint: bit by bit the same weights."""
-    monkeypatch.setenv("HF_RELPOS_FAST_PRODUCTS", "0")  # else a measurement chooses products, which differ by rounding
-    script, killed, whole = Path(__file__).with_name("killed_processes.py"), tmp_path / "killed", tmp_path / "whole"
-    run_python(script, what, killed, SAVED + 2, processes=2, launcher=True, status=1)
-    assert not (killed / "out").exists()
-    if what == "distil":
-        assert last_checkpoint(killed / "run").endswith(f"checkpoint-{SAVED}")
-    run_python(script, what, killed, 0, processes=2, launcher=True)
-    run_python(script, what, whole, 0, processes=2, launcher=True)
-    one, other = (load_file(folder / "out" / "model.safetensors") for folder in (killed, whole))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    assert not list(killed.glob(".*"))

@@ -9,7 +9,7 @@ import hf_relpos
 ROOT = Path(hf_relpos.__file__).parent
 # Each room may import from those before it; those in one line do not know each other.
 ROOMS = [
-    {"version", "processes", "deferred", "extras", "host"},
+    {"version", "deferred", "host"},
     {"files", "console", "data"},
     {"attention"},
     {"schemes"},

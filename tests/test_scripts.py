@@ -118,41 +118,24 @@ def teacher(tmp_path_factory):
     (folder / "held.txt").write_text("\n\n".join(" ".join(text(number, 40)) for number in range(20)))
     (folder / "train.txt").write_text("\n\n".join(" ".join(text(number, 200)) for number in range(100, 140)))
     pairs = zip(text(1, 12), text(2, 12), strict=True)
-    (folder / "pairs.tsv").write_text("".join(f"{n % 5}\t{one}\t{other}\n" for n, (one, other) in enumerate(pairs)))
+    lines = ["score\tsentence1\tsentence2", *(f"{n % 5}\t{one}\t{other}" for n, (one, other) in enumerate(pairs))]
+    (folder / "pairs.tsv").write_text("\n".join(lines))
     return folder
 
 
-def test_conversion_is_measured_row_by_row(teacher, tmp_path, capsys):
-    """What is measured is not measured again; other settings and a forgotten student measure their rows anew."""
-    bench, out = import_script("bench_conversion"), tmp_path / "out"
-
-    def run(*more):
-        files = [f"--{name}={teacher / file}" for name, file in (("source", "teacher"), ("train-text", "train.txt"))]
-        files += [f"--eval-text={teacher / 'held.txt'}", f"--sts={teacher / 'pairs.tsv'}"]
-        files += [f"--other-text={teacher / 'held.txt'}", f"--out={out}"]
-        sizes = "--lengths 8 16 32 --window-tokens 128 --long-length 64"
-        sizes += " --documents 2 --window 8 --masked-tokens 1024"
-        bench.main([*files, f"--work={tmp_path / 'work'}", *sizes.split(), *more])
-        return json.loads((out / "conversion.json").read_text())
-
-    rows = ["fidelity/teacher", "fidelity/zero", "quality/fast", "long/zero+window", "demo/zero"]
-    content = run("--rows", *rows)
-    found = {key: row["result"] for key, row in content["rows"].items()}
-    assert not content["missing"] and found["fidelity/zero"]["texts"]["held.txt"]["sentence"]["16"] < 0.999
-    assert found["quality/fast"]["details"]["cpu_seconds"]["distillation"] > 0
-    assert len(found["long/zero+window"]["quarters"]) == 4
-    card = (out / "conversion.md").read_text()
-    assert str(teacher) not in card and "| positions dropped |" in card
-    capsys.readouterr()
-    run("--rows", *rows[:2])
-    assert capsys.readouterr().out.count("there already") == 2
-    again = run("--rows", "fidelity/zero", "--window-tokens", "64")
-    assert again["rows"]["fidelity/zero"]["settings"]["window_tokens"] == 64
-    assert "fidelity/teacher" in again["missing"]
-    assert "fidelity/zero" not in run("--rows", "fidelity/teacher", "--again", "zero")["rows"]
+def test_conversion_is_measured(teacher, tmp_path, monkeypatch):
+    bench = import_script("bench_conversion")
+    monkeypatch.setitem(bench.STUDENTS, "fast", {"quality": "fast", "method_options": {"steps": 4}})
+    files = [f"--{name}={teacher / file}" for name, file in (("source", "teacher"), ("train-text", "train.txt"))]
+    files += [f"--eval-text={teacher / 'held.txt'}", f"--sts={teacher / 'pairs.tsv'}", f"--out={tmp_path}"]
+    bench.main([*files, *"--students fast --lengths 8 16 --window-tokens 128".split()])
+    row = json.loads((tmp_path / "conversion.json").read_text())["rows"]["fast"]
+    assert 0.1 < row["cosines"]["held.txt"]["16"] < 1 and len(row["correlations"]["pairs.tsv"]) == 2
+    assert row["details"]["cpu_seconds"]["distillation"] > 0
+    card = (tmp_path / "conversion.md").read_text()
+    assert str(teacher) not in card and "| fast |" in card
     with pytest.raises(SystemExit):
-        run("--rows", "fidelity/nothing")
-    assert "fits none; --list names them" in capsys.readouterr().err
+        bench.main([*files, "--sts", "nothing.tsv"])
 
 
 def test_models_are_fine_tuned_once(tmp_path, monkeypatch):
@@ -229,11 +212,10 @@ def test_encoders_are_timed_beside_peers(tmp_path, monkeypatch):
 
 
 def test_training_text_shares_nothing_with_the_evaluation(teacher):
-    training_passages = import_script("conversion_quality.texts").training_passages
+    training_passages = import_script("bench_conversion").training_passages
     held = [str(teacher / "held.txt")]
-    texts, left_out = training_passages([str(teacher / "train.txt")], held, 200_000, 0)
-    assert left_out == 0 and len(set(texts)) == 17
-    assert training_passages(held, held, 10_000, 0) == ([], 1)
+    assert len(set(training_passages([str(teacher / "train.txt")], held, 200_000, 0))) == 17
+    assert training_passages(held, held, 10_000, 0) == []
 
 
 # The arguments of each recipe.

@@ -10,14 +10,13 @@ import pytest
 import selection
 import torch
 from ddp_train import make_model, train
-from distil_train import pair, texts
 from launching import SERVER, run_python
 from parallel_train import EPSILON, STEPS, WAYS, alone
 from selection import FEATURE_SCHEMES
 from transformers import AutoModelForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
 from hf_relpos.models.saved_code import remote_code as saving
-from hf_relpos.training import DistillationSettings, distil, last_checkpoint
+from hf_relpos.training import last_checkpoint
 
 
 def schemes(*quick):
@@ -235,21 +234,6 @@ def train_to_death(scheme, folder, part):
     train(make_model("order", scheme, dropout=0.1), "order", folder, more_callbacks=[DieWhileSaving(part)], **RUN)
 
 
-def distil_to_death(folder, part):
-    torch.set_num_threads(1)
-    distilled(folder, [DieWhileSaving(part)])
-
-
-def distilled(folder, callbacks=()):
-    """A student after some steps, of which every third is kept in the folder."""
-    teacher, student = pair()
-    settings = DistillationSettings(
-        steps=9, batch_tokens=64, trainer_arguments={"use_cpu": True, "save_steps": 3, "save_total_limit": 2}
-    )
-    distil(student, teacher, texts(), settings, output_dir=folder, resume=True, callbacks=callbacks)
-    return student
-
-
 def killed(function, *arguments):
     """Run it in a process of its own, which must kill itself."""
     process = SERVER.Process(target=function, args=arguments)
@@ -287,15 +271,6 @@ def test_killed_while_saving(part, scheme, tmp_path, uninterrupted):
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-9")
     assert same(loaded, trainer.model)
     assert not saving.files_in_the_way(tmp_path)
-
-
-@pytest.mark.parametrize("part", ["weights", "state"])
-def test_distillation_killed_while_saving(part, tmp_path):
-    """The same command goes on where it was."""
-    killed(distil_to_death, tmp_path / "run", part)
-    assert (tmp_path / "run" / f"checkpoint-{SECOND}").is_dir()
-    assert last_checkpoint(tmp_path / "run") == str(tmp_path / "run" / "checkpoint-3")
-    assert same(distilled(tmp_path / "run"), distilled(tmp_path / "whole"))
 
 
 def test_last_checkpoint(tmp_path):

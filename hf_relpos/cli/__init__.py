@@ -14,7 +14,7 @@ import typer
 
 from ..console import print_message
 from ..version import __version__
-from . import checkpoints, doctor, evaluation, information, visualization
+from . import checkpoints, doctor, evaluation, information
 from .options import parse_options
 
 
@@ -86,7 +86,6 @@ EXAMPLES = {
     "compare": (
         "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",
         "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
-        "hf-relpos compare SOURCE OUT --text held-out.txt --sts stsb.tsv",
     ),
 }
 
@@ -109,5 +108,4 @@ _add(information.schemes)
 _add(information.families)
 _add(doctor.doctor)
 _add(checkpoints.demo)
-_add(visualization.plot)
 _add(evaluation.compare)

@@ -1,6 +1,5 @@
 """The command `compare`: a conversion and its source."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,15 +20,6 @@ def compare(
     ],
     field: Fields = None,
     lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help="In tokens, such as 64,256,1024.")] = None,
-    sts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            exists=True, dir_okay=False, metavar="FILE", help="Scored sentence pairs, .tsv or .jsonl; may be repeated."
-        ),
-    ] = None,
-    columns: Annotated[
-        str, advanced("Columns of the --sts files: score, first sentence, second sentence.", metavar="NAMES")
-    ] = "score,sentence1,sentence2",
     pooling: Annotated[
         str | None, advanced("mean or cls; by default that of the source's repository.", metavar="NAME")
     ] = None,
@@ -37,53 +27,31 @@ def compare(
         str | None, advanced("Folder or repository of the tokenizer, if not the source's.", metavar="NAME")
     ] = None,
     tokens: Annotated[int, advanced("Tokens of text for each length, about.", min=1)] = 4096,
-    attention_window: Annotated[
-        int | None,
-        advanced(
-            "attention_window of the result, 0 for none. Lengths past the source's are also measured as it is.",
-            metavar="TOKENS",
-            min=0,
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also how far apart the attention weights of each layer are.")
-    ] = False,
     json_file: JsonFile = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Picture of the fidelity by length to write.")
-    ] = None,
 ) -> None:
     """Measure the agreement of a converted model with its source."""
     with plain_errors(), plain_warnings():
         with spinner(LOADING):
-            from ..evaluation.compare import CompareSettings, compare_models
-            from ..evaluation.plot import check_picture, fidelity_figure, save_figure
+            from ..evaluation.compare import compare_models
             from ..evaluation.printing import print_comparison
 
         hide_loading_bars()
-        settings = CompareSettings(
-            teacher=teacher,
-            student=student,
-            text=text,
-            field=field or "text",
-            lengths=parse_lengths(lengths),
-            sts=sts or [],
-            columns=columns.split(","),
-            pooling=pooling,
-            tokenizer=tokenizer,
-            tokens=tokens,
-            attention_window=attention_window,
-        )
         check_json(json_file)
-        if plot_file is not None:
-            check_picture(plot_file, "--plot")
         console = console_for(json_file)
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
-            results = compare_models(settings, progress)
-        print_comparison(results, console, verbose)
+            results = compare_models(
+                teacher,
+                student,
+                text,
+                field or "text",
+                parse_lengths(lengths),
+                pooling=pooling,
+                tokenizer=tokenizer,
+                tokens=tokens,
+                progress=progress,
+            )
+        print_comparison(results, console)
         write_json(json_file, results)
-        if plot_file is not None:
-            save_figure(fidelity_figure(results), plot_file)
 
 
 def parse_lengths(text: str | None) -> list[int] | None:

@@ -268,15 +268,14 @@ def _fidelity(report: ConversionReport) -> list[str]:
     measured = report.fidelity
     if measured is not None:
         masked = any(entry.masked for entry in measured.lengths)
-        columns = ["tokens", "token", "sentence", "shifted: token", "shifted: sentence"]
+        columns = ["tokens", "token", "sentence"]
         columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
         rows = []
         for entry in measured.lengths:
             rows.append([f"{entry.length:,}", *entry.cosine_cells, *(entry.masked_cells if masked else ())])
         lines += [
             "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source. The passages are "
-            "from the text below, and nothing was fitted to them. The columns `shifted` compare the source with "
-            "itself when its input is shifted by some positions."
+            "from the text below, and nothing was fitted to them."
             + (" The last columns are about the prediction of masked tokens." if masked else ""),
             markdown_table(columns, rows),
             *([f"{report.pairs_in_words}."] if report.pairs_in_words else []),

@@ -30,7 +30,7 @@ from ..families.checkpoint import (
 )
 from ..families.errors import ConversionError, abbreviate
 from ..families.privacy import without_local_paths
-from ..files import write_json
+from ..files import check_writable, describe_write_error, write_json
 from ..models.saved_code.remote_code import own_files
 
 
@@ -211,6 +211,10 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
                 f"out = '{out}' exists; choose another folder, or replace it with overwrite=True (--overwrite)"
             )
         check_replaceable(out, target)
+    try:  # now, not after minutes of training
+        check_writable(next(parent for parent in target.parents if parent.exists()) / target.name)
+    except OSError as error:
+        raise ConversionError(describe_write_error(error, target)) from error
     return target
 
 

@@ -8,7 +8,7 @@ import torch
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
-from ..evaluation import FidelitySettings, fidelity
+from ..evaluation import fidelity
 from ..evaluation.encoder import hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -19,8 +19,6 @@ from .texts import gather, window_lengths
 # Lengths at which teacher and student are compared, and tokens of text for each.
 EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
 EVALUATED_TOKENS = 6144
-# Tokens for comparing attention and the shifted source, which takes six passes.
-SAMPLED_TOKENS = 1536
 # Windows that are compared as segment pairs: maximum tokens of each, and tokens of all.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 SPEED_RUNS = 5
@@ -50,10 +48,9 @@ def held_out_fidelity(
     if not rows_by_length:
         return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
-    settings = FidelitySettings(mask_token_id=mask, sample=SAMPLED_TOKENS, seed=conversion.given.seed)
     for model in (student, teacher):
         model.set_attn_implementation(AUTO)
-    result = fidelity(teacher, student, rows_by_length, settings, progress)
+    result = fidelity(teacher, student, rows_by_length, mask_token_id=mask, seed=seed, progress=progress)
     for length in lengths:
         if length not in rows_by_length:
             result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"

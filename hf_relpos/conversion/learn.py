@@ -1,19 +1,13 @@
-"""The method that learns from text, `distil`: windows of text, the training, its resumption, and the measurement."""
+"""The method that learns from text, `distil`: windows of text, the training, and the measurement."""
 
-import hashlib
-import json
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from ..attention.cpu_gemm import multiplies_bfloat16
@@ -26,10 +20,8 @@ from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import find_tokenizer
 from ..families.errors import ConversionError
 from ..families.names import is_scheme
-from ..files import describe_write_error
 from ..live.optimize import optimize
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..processes import process_state
 from .build import build_teacher, fold
 from .held_out import held_out_fidelity, speed
 from .plan import Conversion
@@ -51,51 +43,16 @@ COUNTED_WINDOWS = 32
 def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
     """Distil the source into the model: see `hf_relpos.training.distillation`.
 
-    The model starts from the positions added to the embeddings, and tables of zeros. An interrupted run left its
-    checkpoints beside the folder to write, and the same conversion goes on from the last one.
+    The model starts from the positions added to the embeddings, and tables of zeros.
 
     Raises:
-        ConversionError: for a decoder, too little text, unsuitable options, and a folder that cannot be written.
+        ConversionError: for a decoder, too little text, and unsuitable options.
     """
     try:
         _check_options(model, conversion)
         return _learn(model, conversion)
     except TextError as error:
         raise ConversionError(f"texts: {error}") from error
-
-
-@contextmanager
-def resumable(folder: Path | None) -> Iterator[None]:
-    """Context of a conversion with checkpoints in a folder, from learning to the finished result.
-
-    No other process converts there at the same time, and the checkpoints are removed in the end, unless there is an
-    exception.
-
-    Args:
-        folder: of the checkpoints; None in all processes but the main one, and for methods that do not learn.
-
-    Raises:
-        ConversionError: if another process uses the folder, or it cannot be written.
-    """
-    if folder is None:
-        yield
-        return
-    lock = FileLock(folder.with_name(f"{folder.name}.lock"), blocking=False, is_singleton=True)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ConversionError(
-            f"{folder}: another process is converting into the same folder; wait for it, or choose another folder"
-        ) from error
-    except OSError as error:
-        raise ConversionError(describe_write_error(error, folder)) from error
-    try:
-        yield
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        with suppress(OSError):  # before the release, after which it may be that of another process
-            Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
 
 
 def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
@@ -106,7 +63,7 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), build_teacher(conversion).float()
-    console = Console(stderr=True, quiet=not (conversion.given.progress and process_state().is_main_process))
+    console = Console(stderr=True, quiet=not conversion.given.progress)
     marks = {"": time.process_time()}
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
@@ -201,43 +158,9 @@ def _distil(
         seed=conversion.given.seed,
         trainer_arguments={"use_cpu": True} if conversion.device.type == "cpu" else {},
     )
-    console.print(
-        f"distilling: {settings.steps} steps on {windows.tokens:,} tokens. Interrupted, the same command resumes",
-        highlight=False,
-    )
-    folder = _checkpoints(conversion.resume_folder, student, teacher, windows, settings)
-    try:
-        with torch.enable_grad():
-            report = distil(student, teacher, rows, settings, output_dir=folder, resume=True, progress=progress)
-    except OSError as error:
-        raise ConversionError(describe_write_error(error, folder)) from error
-    return report.to_dict()
-
-
-def _checkpoints(
-    folder: Path,
-    student: RelPosBertPreTrainedModel,
-    teacher: RelPosBertPreTrainedModel,
-    windows: Windows,
-    settings: Any,
-) -> Path:
-    """The folder with the checkpoints of this training, by a digest of all its inputs; those of others are removed.
-
-    All processes use the digest of the main one: on another processor folded weights can differ by rounding.
-    """
-    from ..training.checkpoints import model_fingerprint
-
-    inputs: list[Any] = [windows.ids, windows.types, asdict(settings), *map(model_fingerprint, (student, teacher))]
-    config = student.config
-    inputs += [config.position_embedding_type, config.position_options, config.attention_window]
-    [name] = broadcast_object_list([hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]])
-    own, state = folder / name, process_state()
-    if state.is_main_process and folder.is_dir():
-        for other in folder.iterdir():
-            if other != own and other.is_dir():
-                shutil.rmtree(other, ignore_errors=True)
-    state.wait_for_everyone()
-    return own
+    console.print(f"distilling: {settings.steps} steps on {windows.tokens:,} tokens", highlight=False)
+    with torch.enable_grad():
+        return distil(student, teacher, rows, settings, progress=progress).to_dict()
 
 
 @torch.no_grad()

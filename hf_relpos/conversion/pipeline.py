@@ -18,14 +18,13 @@ from ..families.names import is_buffer, is_table
 from ..families.recognition import check_tables, choose_head
 from ..files import atomic_folder, describe_write_error, write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from ..processes import process_state
 from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
 from .card import write_card
 from .configurations import resolved_options
 from .exact import exact
 from .folder import REPORT, check_replaceable, check_target, copy_companions, left_out
-from .learn import learn, resumable
+from .learn import learn
 from .methods import Arguments
 from .plan import Conversion, plan_conversion
 from .report import ConversionReport, list_steps
@@ -107,29 +106,26 @@ def convert(
     conversion = plan_conversion(given, check_target(out, overwrite, source))
     with spinner("reading the source", progress):
         conversion = _read(conversion)
-    kind, process = conversion.method, process_state()  # all processes take part in learning; one writes
-    with resumable(conversion.resume_folder if kind.learns and process.is_main_process else None):
-        renamed = rename_relative(conversion)
-        with spinner("converting", progress and not kind.learns):  # learning has its own progress bars
-            model, changed = build_model(conversion, renamed, APPLY[conversion.given.method])
-        report = _report(conversion, model, renamed, changed)
-        if process.is_main_process:
-            unchanged = partial(check_replaceable, out)  # a user may have added files in the meantime
-            try:
-                with (
-                    spinner("writing and checking", progress),
-                    atomic_folder(conversion.target, overwrite, unchanged) as unfinished,
-                ):
-                    report, reloaded = _write(unfinished, conversion, model, renamed, report)
-                    if kind.exact and has_reference(conversion):
-                        difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
-                        report = replace(report, difference=difference)
-                    write_json(unfinished / REPORT, report.to_dict(), indent=2)
-                    write_card(unfinished, conversion, report, reloaded)
-            except (OSError, SafetensorError) as error:
-                raise ConversionError(describe_write_error(error, conversion.target)) from error
-        process.wait_for_everyone()
-    if report.failed_thresholds and process.is_main_process:
+    kind = conversion.method
+    renamed = rename_relative(conversion)
+    with spinner("converting", progress and not kind.learns):  # learning has its own progress bars
+        model, changed = build_model(conversion, renamed, APPLY[conversion.given.method])
+    report = _report(conversion, model, renamed, changed)
+    unchanged = partial(check_replaceable, out)  # a user may have added files in the meantime
+    try:
+        with (
+            spinner("writing and checking", progress),
+            atomic_folder(conversion.target, overwrite, unchanged) as unfinished,
+        ):
+            report, reloaded = _write(unfinished, conversion, model, renamed, report)
+            if kind.exact and has_reference(conversion):
+                difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
+                report = replace(report, difference=difference)
+            write_json(unfinished / REPORT, report.to_dict(), indent=2)
+            write_card(unfinished, conversion, report, reloaded)
+    except (OSError, SafetensorError) as error:
+        raise ConversionError(describe_write_error(error, conversion.target)) from error
+    if report.failed_thresholds:
         warnings.warn(f"{out}: {report.warning}", PoorConversionWarning, stacklevel=2)
     return report
 

@@ -16,7 +16,6 @@ from ..families.family import TOKEN_TYPES
 from ..families.names import is_table
 from ..families.recognition import CheckpointSpec, Head, choose_head, recognise
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..processes import compute_device
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import nearest
 from .configurations import source_config, target_config
@@ -67,11 +66,6 @@ class Conversion:
     def limit(self) -> int:
         """Tokens that the source reads at once."""
         return self.source_config.max_position_embeddings
-
-    @property
-    def resume_folder(self) -> Path:
-        """Folder with the checkpoints of an interrupted run of a method that learns."""
-        return self.target.with_name(f".{self.target.name}.{self.given.method}")
 
     @property
     def source_table(self) -> torch.Tensor:
@@ -272,17 +266,27 @@ def check_device(given: Arguments) -> torch.device:
     Raises:
         ConversionError: for a device that cannot be used, and a device given to a method that does not learn.
     """
-    if METHODS[given.method].learns:
-        try:
-            return compute_device(given.device)
-        except ValueError as error:
-            raise ConversionError(str(error)) from error
-    if given.device is not None:
+    if not METHODS[given.method].learns:
+        if given.device is not None:
+            raise ConversionError(
+                f"device = {given.device!r}: method = {given.method!r} copies tensors and computes nothing there; "
+                "leave it out"
+            )
+        return torch.device("cpu")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConversionError("a conversion is one process; start it without accelerate launch or torchrun")
+    name = given.device or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    try:
+        torch.ones((), dtype=torch.float64, device=name).item()
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        if given.device is None:  # an accelerator without float64, in which models are compared
+            return torch.device("cpu")
+        reason = str(error).partition("\n")[0]
         raise ConversionError(
-            f"device = {given.device!r}: method = {given.method!r} copies tensors and computes nothing there; leave "
+            f"device = {given.device!r}: cannot be computed on ({reason}); give another one, such as 'cpu', or leave "
             "it out"
-        )
-    return torch.device("cpu")
+        ) from error
+    return torch.device(name)
 
 
 def resolve_options(given: Arguments) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from .records import OPENERS, excerpt, iterate_lines, iterate_records, text_field, text_problem, text_suffix
+from .records import OPENERS, excerpt, iterate_records, open_text, text_field, text_problem, text_suffix
 
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
@@ -165,13 +165,13 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
         )
     try:
         if suffix in (".txt", ".md"):
-            yield from _paragraphs(iterate_lines(path))
-        else:
-            remedy = "name one of these with field (--field)"
-            records = iterate_records(path, [field], header=True, remedy=remedy)
-            for number, record in enumerate(records, 1):
-                if record[field] is not None:  # skips JSON's null
-                    yield text_field(path, number, field, record[field])
+            with open_text(path) as file:
+                for number, text in enumerate(_paragraphs(file), 1):
+                    yield text_field(path, number, "paragraph", text)
+            return
+        for number, record in enumerate(iterate_records(path, [field], "name one of these with field (--field)"), 1):
+            if record[field] is not None:  # skips JSON's null
+                yield text_field(path, number, field, record[field])
     except ValueError as error:
         raise TextError(f"text = {error}") from error
 

@@ -1,12 +1,7 @@
 """Read limits and heads of any BERT-like model from its modules and its configuration."""
 
-import inspect
-
 from torch import nn
 from transformers import PreTrainedModel
-
-from ..models.checks import FIELDS, check_rules
-from ..models.configuration_relpos_bert import RelPosBertConfig
 
 
 def has_mlm_head(model: PreTrainedModel) -> bool:
@@ -41,25 +36,3 @@ def model_max_length(model: PreTrainedModel) -> int | None:
     if hasattr(model.config, "has_absolute_table") and not model.config.has_absolute_table:
         return None
     return getattr(model.config, "max_position_embeddings", None)
-
-
-def set_attention_window(model: PreTrainedModel, window: int) -> int:
-    """Set the `attention_window` of a loaded model, 0 for none; returns the one that it had.
-
-    Raises:
-        ValueError: for a model of another package, and a window that no configuration has.
-    """
-    config = model.config
-    if not isinstance(config, RelPosBertConfig):
-        raise ValueError(
-            f"--attention-window {window}: model_type = {config.model_type!r} has no such window; leave it out, or "
-            "convert the model first (`hf-relpos convert`)"
-        )
-    check_rules(FIELDS, [("attention_window", window or None)])
-    own, config.attention_window = config.attention_window or 0, window or None
-    return own
-
-
-def accepts_position_ids(model: PreTrainedModel) -> bool:
-    """Whether the `forward` of the base model takes `position_ids`."""
-    return "position_ids" in inspect.signature(model.base_model.forward).parameters

@@ -1,4 +1,4 @@
-"""Training: distillation, streams with recurrence memory, and resumption."""
+"""Training: distillation, and resumption after a kill."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -7,26 +7,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .checkpoints import last_checkpoint
     from .distillation import DistillationReport, DistillationSettings, distil
-    from .losses import Targets, row_targets
 
 
 # Imported on first use, since most of these import the Trainer.
 _LAZY = {
     "DistillationReport": "distillation",
     "DistillationSettings": "distillation",
-    "Targets": "losses",
     "distil": "distillation",
     "last_checkpoint": "checkpoints",
-    "row_targets": "losses",
 }
 
 __all__ = [
     "DistillationReport",
     "DistillationSettings",
-    "Targets",
     "distil",
     "last_checkpoint",
-    "row_targets",
 ]
 
 

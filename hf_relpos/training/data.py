@@ -2,10 +2,9 @@
 
 import itertools
 import math
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,15 +35,15 @@ class Window:
 class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     """An endless stream of batches of windows of similar length, bounded by their number of tokens.
 
-    A list is shuffled in each epoch; an iterable keeps its order. A window goes into the open batch of its length
+    The windows are shuffled in each epoch. A window goes into the open batch of its length
     group. A batch is complete when no further window fits: at most `batch_tokens` tokens with padding, or one longer
     window. A batch that is incomplete after an epoch is filled up in the next, unless its group made no other. The
-    same arguments give the same batches, which resumption relies on.
+    same arguments give the same batches.
     """
 
     def __init__(
         self,
-        windows: Iterable[Any],
+        windows: Sequence[Any],
         batch_tokens: int,
         vocab_size: int,
         max_length: int | None,
@@ -53,8 +52,8 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     ) -> None:
         """
         Args:
-            windows: a list or map-style dataset, or an iterable that can be iterated over again, of token ids or of
-                mappings with `input_ids`, and with `token_type_ids` where these are not all 0.
+            windows: a list or map-style dataset of token ids, or of mappings with `input_ids`, and with
+                `token_type_ids` where these are not all 0.
             batch_tokens: tokens of a batch.
             vocab_size: number of token ids.
             max_length: maximum length of a window; None for no limit.
@@ -68,27 +67,21 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         self.max_length = max_length
         self.seed = seed
 
-    def fingerprint(self) -> str | None:
-        """Check the windows before training: all of a list, the first of another iterable.
-
-        Returns:
-            Number and checksum of the windows of a list; None for other iterables.
+    def check(self) -> None:
+        """Check the windows before training: all of a list, the first of a dataset.
 
         Raises:
-            ValueError: if there are no windows, and as `_window`.
+            ValueError: if there are none, and for a window that is empty or too long, or does not fit the models.
         """
-        if isinstance(self.windows, Iterator):  # a window read here would be missing later
-            return None
-        is_list = isinstance(self.windows, list | tuple)
-        count = checksum = 0
-        for number, window in enumerate(self.windows if is_list else _first(self.windows)):
-            count += 1
-            own = self._window(number, window)
-            for numbers in (own.ids, own.types or ()):
-                checksum = zlib.crc32(np.array(numbers, dtype="<i8").tobytes(), checksum)
-        if not count:
+        if not (hasattr(self.windows, "__len__") and hasattr(self.windows, "__getitem__")):
+            raise ValueError(
+                f"windows is a {type(self.windows).__name__}, which is read once and in order; give a list, or a "
+                "dataset with a length"
+            )
+        if not len(self.windows):
             raise ValueError("windows is empty: give at least one window of token ids")
-        return f"{count} windows, CRC {checksum:08x}" if is_list else None
+        for number in range(len(self.windows) if isinstance(self.windows, list | tuple) else 1):
+            self._window(number, self.windows[number])
 
     def __iter__(self) -> Iterator[list[Window]]:
         batches = self._batches()
@@ -99,13 +92,10 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
 
     def _batches(self) -> Iterator[list[Window]]:
         waiting: dict[int, list[Window]] = {}
-        seen = 0
         for epoch in itertools.count():
-            before = seen
             complete = set()
-            for number, given in self._epoch(epoch):
-                window = self._window(number, given)
-                seen += 1
+            for number in np.random.default_rng((self.seed, epoch)).permutation(len(self.windows)).tolist():
+                window = self._window(number, self.windows[number])
                 group = math.ceil(PER_OCTAVE * math.log2(len(window)))
                 batch = waiting.setdefault(group, [])
                 if batch and max(len(window), *map(len, batch)) * (len(batch) + 1) > self.batch_tokens:
@@ -113,21 +103,9 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
                     complete.add(group)
                     batch = waiting[group] = []
                 batch.append(window)
-            if seen == before:
-                raise ValueError(
-                    f"windows ended after {seen}, before the last step: an iterator is read once only. Give a list, a "
-                    "dataset or another iterable that starts again, more text, or fewer steps"
-                )
             for group in sorted(waiting.keys() - complete):
                 if waiting[group]:
                     yield waiting.pop(group)
-
-    def _epoch(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        if not _indexed(self.windows):
-            yield from enumerate(self.windows)
-            return
-        for number in np.random.default_rng((self.seed, epoch)).permutation(len(self.windows)).tolist():
-            yield number, self.windows[number]
 
     def _window(self, number: int, given: Any) -> Window:
         """Check a window and return it.
@@ -168,18 +146,6 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
 def _listed(numbers: Any) -> list[int]:
     """Convert a tensor, an array or an iterable to a list."""
     return numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
-
-
-def _first(windows: Iterable[Any]) -> list[Any]:
-    """The first window, or an empty list."""
-    if _indexed(windows):
-        return [windows[0]] if len(windows) else []
-    return list(itertools.islice(windows, 1))
-
-
-def _indexed(windows: Iterable[Any]) -> TypeGuard[Sequence[Any]]:
-    """Whether windows are a list or a map-style dataset."""
-    return hasattr(windows, "__len__") and hasattr(windows, "__getitem__")
 
 
 def collate(batches: Sequence[Sequence[Window]], pad_token_id: int) -> dict[str, torch.Tensor]:

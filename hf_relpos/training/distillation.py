@@ -6,12 +6,12 @@ predictions. The training loop is Transformers' `Trainer`, with its mixed precis
 
 import dataclasses
 import math
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,23 +34,21 @@ from ..data.seed import check_seed
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.scheme import is_count, is_number
-from ..settings import check_settings, setting, setting_of
-from .checkpoints import TRAINER_STATE, checkpoint_folder, last_checkpoint, model_fingerprint, prepare_folder
+from ..settings import check_settings, setting
 from .data import WindowBatches, collate
-from .losses import DEFAULT_LOSSES, LOSSES, TargetFunction, Targets, compute_outputs, loss_parts, model_targets
+from .losses import DEFAULT_LOSSES, LOSSES, Targets, compute_outputs, loss_parts, model_targets
 
 
-TRAIN = ("all", "tables")
-SCHEDULES = ("linear", "cosine", "constant_with_warmup")
+TEMPERATURE = 2.0  # of the logits
 
 # `TrainingArguments` that `distil` sets itself, and the setting or argument of `distil` to use instead, if any.
 OWN_ARGUMENTS = {
-    "output_dir": "output_dir",
+    "output_dir": None,
+    "save_strategy": None,
     "max_steps": "steps",
     "learning_rate": "learning_rate",
     "logging_steps": None,
     "logging_strategy": None,
-    "lr_scheduler_type": "schedule",
     "seed": "seed",
     "disable_tqdm": "progress",
     "per_device_train_batch_size": "batch_tokens",
@@ -71,14 +69,10 @@ class DistillationSettings:
         batch_tokens: tokens of a batch, padding included; a longer window is a batch by itself.
         learning_rate: peak learning rate of all parameters except the scheme's.
         table_learning_rate: peak learning rate of the scheme's parameters.
-        schedule: one of `SCHEDULES`; each warms up over the first tenth of the steps.
-        train: `all`, or `tables` for the scheme's parameters only.
         losses: weights by key of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
             attn_implementation='eager'. Load the teacher with that: it improves the result considerably.
-        temperature: temperature of the logits.
-        dropout: keep the student's dropout; off by default, since the targets are deterministic.
-        seed: seed of batches and dropout.
-        trainer_arguments: other `TrainingArguments`: `bf16`, `gradient_accumulation_steps`, `save_steps`, …
+        seed: seed of the batches.
+        trainer_arguments: other `TrainingArguments`: `bf16`, `gradient_accumulation_steps`, `lr_scheduler_type`, …
 
     Raises:
         ValueError: for an invalid value; names the setting and its valid values.
@@ -88,29 +82,15 @@ class DistillationSettings:
     batch_tokens: int = setting(4096, "a whole number from 1 on", is_count)
     learning_rate: float = setting(1e-4, "a positive number", is_number)
     table_learning_rate: float = setting(3e-2, "a positive number", is_number)
-    schedule: str = setting_of(SCHEDULES)
-    train: str = setting_of(TRAIN)
     losses: Mapping[str, float] | None = None
-    temperature: float = setting(2.0, "a positive number", is_number)
-    dropout: bool = False
     seed: int = 0
     trainer_arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def tables_only(self) -> bool:
-        """Whether only the scheme's parameters are trained."""
-        return self.train == "tables"
 
     def __post_init__(self) -> None:
         check_settings(self)
         check_seed(self.seed)
         if self.losses is not None:
             _check_losses(self.losses)
-            if self.dropout and "attention" in self.losses:
-                raise ValueError(
-                    "dropout = True with losses['attention']: weights after dropout are no distribution; drop one of "
-                    "both"
-                )
         _check_trainer_arguments(self.trainer_arguments)
 
 
@@ -147,13 +127,13 @@ class DistillationReport:
     """The result of a distillation.
 
     Attributes:
-        steps: optimizer steps, including those before a resumption.
+        steps: optimizer steps.
         tokens: tokens that the student read in these steps, without padding, over all processes.
         seconds: wall time of this call.
         processes: number of processes.
         losses: for each part of the loss, and `total`, its mean at the `start` and the `end`: over the first and the
             last twentieth of the steps that had it. Parts are unweighted, `total` is weighted.
-        settings: the settings, and a fingerprint of the windows.
+        settings: the settings, with the parts of the loss that were used.
     """
 
     steps: int
@@ -183,9 +163,8 @@ class DistillationTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        targets: TargetFunction,
+        targets: Callable[[Mapping[str, torch.Tensor]], Targets],
         losses: Mapping[str, float],
-        temperature: float = 1.0,
         table_learning_rate: float | None = None,
         **kwargs: Any,
     ) -> None:
@@ -194,14 +173,12 @@ class DistillationTrainer(Trainer):
             args: positional arguments of Trainer.
             targets: maps a batch from `collate` to Targets.
             losses: weights by key of `LOSSES`.
-            temperature: temperature of the logits.
             table_learning_rate: for parameters named `distance_embedding`; None for `args.learning_rate`.
             kwargs: keyword arguments of Trainer.
         """
         super().__init__(*args, **kwargs)
         self.targets = targets
         self.losses = dict(losses)
-        self.temperature = temperature
         self.table_learning_rate = self.args.learning_rate if table_learning_rate is None else table_learning_rate
         # the loss is a mean over the batch, so the Trainer divides it by the number of accumulated batches
         self.model_accepts_loss_kwargs = False
@@ -219,7 +196,7 @@ class DistillationTrainer(Trainer):
             targets = self.targets(inputs)
         names = [name for name in self.losses if name not in targets.without]
         outputs = compute_outputs(model, inputs, names)
-        parts = loss_parts(outputs, targets, inputs["attention_mask"], names, self.temperature)
+        parts = loss_parts(outputs, targets, inputs["attention_mask"], names, TEMPERATURE)
         for column, name in enumerate(self.losses):
             if name in parts:
                 self._sums[:, column] += torch.stack([parts[name].detach(), parts[name].new_ones(())])
@@ -254,11 +231,6 @@ class DistillationTrainer(Trainer):
             self.optimizer = kind(groups, **settings)
         return self.optimizer
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        """As Trainer's, but waits for all processes, since the first one then writes the checkpoint's last file."""
-        super()._save_rng_state(output_dir)
-        self.accelerator.wait_for_everyone()
-
 
 # Modules that no part of the loss reaches. They are frozen, since DDP waits for gradients of all trained parameters.
 UNREACHED = ("pooler", "seq_relationship")
@@ -266,12 +238,10 @@ UNREACHED = ("pooler", "seq_relationship")
 
 def distil(
     student: RelPosBertPreTrainedModel,
-    teacher: PreTrainedModel | TargetFunction,
-    windows: Iterable[Any],
+    teacher: PreTrainedModel,
+    windows: Sequence[Any],
     settings: DistillationSettings | None = None,
     *,
-    output_dir: str | Path | None = None,
-    resume: bool = False,
     progress: bool | ProgressCallback = False,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> DistillationReport:
@@ -282,36 +252,24 @@ def distil(
 
     Args:
         student: a model of this package.
-        teacher: a model with BERT's outputs and the student's sizes, which is not changed; or a function from a batch,
-            `input_ids` and `attention_mask` (B, L) on the training device, to Targets: see `row_targets`. A function
-            with an attribute `reads_token_types = True` also gets `token_type_ids`, if some are not 0.
+        teacher: a model with BERT's outputs and the student's sizes, which is not changed.
         windows: token ids of different lengths, special tokens included: a list or dataset of lists, such as
             `hf_relpos.data.cut_windows(…).ids`, or of mappings with `input_ids` and, for segment pairs,
-            `token_type_ids`; or an iterable that can be iterated over again, such as a streamed Hub dataset, tokenized
-            and shuffled. Only the lengths of these windows improve: 512 tokens need windows of 512. For windows longer
-            than the teacher's maximum length the targets come from overlapping windows, and attention is not compared:
-            see `model_targets`.
+            `token_type_ids`. Only the lengths of these windows improve: 512 tokens need windows of 512. For windows
+            longer than the teacher's maximum length the targets come from overlapping windows, and attention is not
+            compared: see `model_targets`.
         settings: None for the defaults.
-        output_dir: folder for checkpoints, which is kept; None for no checkpoints.
-        resume: continue from the last checkpoint in `output_dir`, if there is one.
         progress: show a progress bar; without a terminal, a line every half minute. Or a function to call as
             `progress(description, completed, total)`.
         callbacks: callbacks of the Trainer.
 
     Raises:
-        ValueError: for models, windows and settings that do not fit each other, before anything is trained or written;
-            for windows of an iterable, when they are read.
+        ValueError: for models, windows and settings that do not fit each other, before anything is trained.
     """
     settings = settings or DistillationSettings()
-    model = _as_model(teacher)
-    losses = _default_losses(student, model, settings.dropout) if settings.losses is None else dict(settings.losses)
-    _check_models(student, model, losses)
-    if settings.tables_only and not any(TABLES in name for name, _ in student.named_parameters()):
-        raise ValueError(
-            f"train = 'tables': the scheme {student.config.position_scheme_name!r} of the student has no parameters; "
-            "use train = 'all'"
-        )
-    limit = None if model is None else model_max_length(model)
+    losses = _default_losses(student, teacher) if settings.losses is None else dict(settings.losses)
+    _check_models(student, teacher, losses)
+    limit = model_max_length(teacher)
     batches = WindowBatches(
         windows,
         settings.batch_tokens,
@@ -320,32 +278,13 @@ def distil(
         settings.seed,
         _token_types(student, teacher),
     )
-    run_settings = {
-        **asdict(settings),
-        "losses": losses,
-        "windows": batches.fingerprint(),
-        "student": model_fingerprint(student),
-        "teacher": None if model is None else model_fingerprint(model),
-        "trainer_arguments": dict(settings.trainer_arguments),
-    }
+    batches.check()
     started = time.perf_counter()
     trained = student if "logits" in losses else student.base_model  # skips a head that is not compared
-    with (
-        checkpoint_folder(output_dir) as folder,
-        _prepared(student, settings),
-        _evaluating(model),
-    ):
-        arguments = _training_arguments(settings, folder, output_dir is not None)
-        checkpoint = None
-        if output_dir is not None:
-            with arguments.main_process_first(local=False):
-                if arguments.process_index == 0:
-                    prepare_folder(folder, run_settings, resume)
-                checkpoint = last_checkpoint(folder)
-        targets: TargetFunction = teacher
-        if model is not None:
-            model.to(arguments.device)
-            targets = partial(model_targets, model if "logits" in losses else model.base_model, limit, names=losses)
+    targets = partial(model_targets, teacher if "logits" in losses else teacher.base_model, limit, names=losses)
+    with tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder, _prepared(student), _evaluating(teacher):
+        arguments = _training_arguments(settings, folder)
+        teacher.to(arguments.device)
         trainer = DistillationTrainer(
             model=trained,
             args=arguments,
@@ -354,7 +293,6 @@ def distil(
             callbacks=list(callbacks),
             targets=targets,
             losses=losses,
-            temperature=settings.temperature,
             table_learning_rate=settings.table_learning_rate,
         )
         trainer.remove_callback(PrinterCallback)
@@ -364,12 +302,7 @@ def distil(
             else progress_bar(Console(stderr=True), progress and arguments.process_index == 0)
         ) as update:
             trainer.add_callback(_Progress(update))
-            state = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE))
-            if state is None or state.global_step < arguments.max_steps:
-                trainer.train(resume_from_checkpoint=checkpoint)
-            else:  # `train` would do one step more
-                trainer._load_from_checkpoint(checkpoint)
-                trainer.state = state
+            trainer.train()
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     parts = {**{name: f"loss_{name}" for name in losses}, "total": "loss"}
     return DistillationReport(
@@ -382,13 +315,8 @@ def distil(
             for name, key in parts.items()
             if (values := [entry[key] for entry in history if key in entry])
         },
-        settings=run_settings,
+        settings={**asdict(settings), "losses": losses, "trainer_arguments": dict(settings.trainer_arguments)},
     )
-
-
-def _as_model(teacher: PreTrainedModel | TargetFunction) -> PreTrainedModel | None:
-    """The teacher, if it is a model."""
-    return teacher if isinstance(teacher, nn.Module) else None
 
 
 def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str, float]) -> int | None:
@@ -397,12 +325,9 @@ def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str
     return min((each for each in limits if each is not None), default=None)
 
 
-def _token_types(student: PreTrainedModel, teacher: PreTrainedModel | TargetFunction) -> int:
-    """Number of token types that both read; 0 for a function without `reads_token_types`."""
-    own: int = student.config.type_vocab_size
-    if isinstance(teacher, nn.Module):
-        return min(own, getattr(teacher.config, "type_vocab_size", 0))
-    return own if getattr(teacher, "reads_token_types", False) else 0
+def _token_types(student: PreTrainedModel, teacher: PreTrainedModel) -> int:
+    """Number of token types that both read."""
+    return min(student.config.type_vocab_size, getattr(teacher.config, "type_vocab_size", 0))
 
 
 class _Progress(TrainerCallback):
@@ -422,22 +347,19 @@ class _Progress(TrainerCallback):
         self.update("distilling", state.global_step, state.max_steps)
 
 
-def _training_arguments(settings: DistillationSettings, folder: Path, saves: bool) -> TrainingArguments:
+def _training_arguments(settings: DistillationSettings, folder: str) -> TrainingArguments:
     """`TrainingArguments` for the settings; `trainer_arguments` override some of them."""
     logging_steps = max(1, settings.steps // 20)
     defaults = {
-        "save_strategy": "steps" if saves else "no",
-        "save_steps": 2 * logging_steps,
-        "save_total_limit": 1,
         "warmup_steps": math.ceil(settings.steps / 10),
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
     return TrainingArguments(
-        output_dir=str(folder),
+        output_dir=folder,
+        save_strategy="no",
         max_steps=settings.steps,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.schedule,
         seed=settings.seed,
         disable_tqdm=True,  # see _Progress
         logging_steps=logging_steps,
@@ -449,9 +371,9 @@ def _training_arguments(settings: DistillationSettings, folder: Path, saves: boo
     )
 
 
-def _default_losses(student: PreTrainedModel, teacher: PreTrainedModel | None, dropout: bool) -> dict[str, float]:
+def _default_losses(student: PreTrainedModel, teacher: PreTrainedModel) -> dict[str, float]:
     """The parts of `DEFAULT_LOSSES` that these models support."""
-    comparable = teacher is not None and not dropout and _returns_attention(student) and _returns_attention(teacher)
+    comparable = _returns_attention(student) and _returns_attention(teacher)
     return {name: weight for name, weight in DEFAULT_LOSSES.items() if comparable or name != "attention"}
 
 
@@ -461,18 +383,16 @@ def _returns_attention(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def _prepared(student: PreTrainedModel, settings: DistillationSettings) -> Iterator[None]:
-    """Context in which only the trained parameters require gradients, and dropout follows the settings."""
+def _prepared(student: PreTrainedModel) -> Iterator[None]:
+    """Context without dropout, since the targets are deterministic, and without gradients where no loss reaches."""
     device = student.device
     probabilities = {module: module.p for module in student.modules() if isinstance(module, nn.Dropout)}
     flags = {parameter: parameter.requires_grad for parameter in student.parameters()}
     try:
-        if not settings.dropout:
-            for module in probabilities:
-                module.p = 0.0
+        for module in probabilities:
+            module.p = 0.0
         for name, parameter in student.named_parameters():
-            unreached = any(part in name.split(".") for part in UNREACHED)
-            if unreached or (settings.tables_only and TABLES not in name):
+            if any(part in name.split(".") for part in UNREACHED):
                 parameter.requires_grad = False
         yield
     finally:
@@ -484,11 +404,8 @@ def _prepared(student: PreTrainedModel, settings: DistillationSettings) -> Itera
 
 
 @contextmanager
-def _evaluating(teacher: PreTrainedModel | None) -> Iterator[None]:
+def _evaluating(teacher: PreTrainedModel) -> Iterator[None]:
     """Context in which the teacher is in evaluation mode; its mode and device are restored afterwards."""
-    if teacher is None:
-        yield
-        return
     device, training = teacher.device, teacher.training
     teacher.eval()
     try:
@@ -497,27 +414,24 @@ def _evaluating(teacher: PreTrainedModel | None) -> Iterator[None]:
         teacher.train(training).to(device)
 
 
-def _check_models(student: PreTrainedModel, teacher: PreTrainedModel | None, losses: Mapping[str, float]) -> None:
+def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Mapping[str, float]) -> None:
     """
     Raises:
         ValueError: for models that cannot be compared, or lack outputs that a part of the loss compares.
     """
     if student is teacher:
         raise ValueError("student and teacher are one model; load the teacher a second time")
-    models = {"student": student}
-    if teacher is not None:
-        models["teacher"] = teacher
-        sizes = ["vocab_size", "hidden_size", "num_hidden_layers"]
-        if "attention" in losses:
-            sizes.append("num_attention_heads")
-        for name in sizes:
-            student_size, teacher_size = getattr(student.config, name), getattr(teacher.config, name)
-            if student_size != teacher_size:
-                raise ValueError(
-                    f"{name}: the student's {student_size} is not the teacher's {teacher_size}; distil "
-                    "a student that was converted from this teacher"
-                )
-    for name, model in models.items():
+    sizes = ["vocab_size", "hidden_size", "num_hidden_layers"]
+    if "attention" in losses:
+        sizes.append("num_attention_heads")
+    for name in sizes:
+        student_size, teacher_size = getattr(student.config, name), getattr(teacher.config, name)
+        if student_size != teacher_size:
+            raise ValueError(
+                f"{name}: the student's {student_size} is not the teacher's {teacher_size}; distil "
+                "a student that was converted from this teacher"
+            )
+    for name, model in (("student", student), ("teacher", teacher)):
         if "logits" in losses and not has_mlm_head(model):
             raise ValueError(
                 f"losses['logits'] = {losses['logits']!r}: the {name}, a {type(model).__name__}, has no masked "

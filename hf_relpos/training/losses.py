@@ -1,6 +1,6 @@
-"""Parts of the distillation loss, the model outputs that they compare, and targets from functions."""
+"""Parts of the distillation loss, and the model outputs that they compare."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -8,13 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..data.batching import Row
 from ..evaluation.sliding_windows import OverlappingWindows
 
 
 # Parts of the loss, and the outputs that each compares.
 LOSSES = {
-    "hidden": "the last hidden states",
     "layers": "the hidden states after every layer",
     "attention": "the attention weights of every layer; both models need attn_implementation='eager', or 'relpos'",
     "logits": "the predictions of the masked language model heads",
@@ -34,7 +32,7 @@ class Targets:
     """Outputs of a model for a batch; the teacher's are the targets. None for outputs that are not compared.
 
     Attributes:
-        hidden_states: hidden states of every layer, the embeddings first, (B, L, D) each; or the last one only.
+        hidden_states: hidden states of every layer, the embeddings first, (B, L, D) each.
         attentions: attention weights of every layer, (B, H, L, L) each.
         logits: predictions, (B, L, vocabulary).
         without: keys of `LOSSES` that are skipped in this batch.
@@ -44,10 +42,6 @@ class Targets:
     attentions: tuple[torch.Tensor, ...] | None = None
     logits: torch.Tensor | None = None
     without: frozenset[str] = frozenset()
-
-
-# Maps a batch, `input_ids` and `attention_mask` (B, L), and perhaps `token_type_ids` (see `distil`), to the targets.
-TargetFunction = Callable[[Mapping[str, torch.Tensor]], Targets]
 
 
 def token_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -119,33 +113,21 @@ def loss_parts(
         outputs: outputs of the student.
         targets: outputs of the teacher.
         mask: (B, L), 1 for real tokens.
-
-    Raises:
-        ValueError: for targets that lack outputs which a part compares.
     """
     student, teacher = outputs.hidden_states, targets.hidden_states
     parts = {}
     for name in names:
-        if name == "hidden":
-            parts[name] = hidden_loss(student[-1], teacher[-1], mask)
-        elif name == "layers":
-            if len(student) != len(teacher):
-                raise ValueError(
-                    f"losses: 'layers' compares {len(student)} hidden states and the targets hold {len(teacher)}; "
-                    "let the function return those of every layer, the embeddings first, or use 'hidden'"
-                )
+        if name == "layers":
             # without the embeddings: only the teacher's contain positions
             values = [hidden_loss(a, b, mask) for a, b in zip(student[1:], teacher[1:], strict=True)]
             parts[name] = reduce(torch.add, values) / len(values)
         elif name == "attention":
-            if outputs.attentions is None or targets.attentions is None:
-                raise ValueError("losses: 'attention' needs targets with attentions; let the function return them")
+            assert outputs.attentions is not None and targets.attentions is not None
             pairs = zip(outputs.attentions, targets.attentions, strict=True)
             values = [attention_loss(a, b, mask) for a, b in pairs]
             parts[name] = reduce(torch.add, values) / len(values)
         else:
-            if outputs.logits is None or targets.logits is None:
-                raise ValueError("losses: 'logits' needs targets with logits; let the function return them")
+            assert outputs.logits is not None and targets.logits is not None
             parts[name] = logits_loss(outputs.logits, targets.logits, mask, temperature)
     return parts
 
@@ -214,23 +196,3 @@ def _read_in_windows(model: nn.Module, limit: int, row: Mapping[str, torch.Tenso
     outputs = compute_outputs(model, {**windows, "attention_mask": torch.ones_like(windows["input_ids"])}, names)
     logits = None if outputs.logits is None else overlapping.merge(outputs.logits)
     return Targets(tuple(map(overlapping.merge, outputs.hidden_states)), logits=logits)
-
-
-def row_targets(hidden_states: Callable[[Row], torch.Tensor]) -> TargetFunction:
-    """Targets for `losses={"hidden": …}` from a function of one window of any length.
-
-    For example `partial(hf_relpos.evaluation.windowed_hidden_states, teacher, stride=64)` gives targets past the
-    teacher's maximum length from windows that overlap by more than the half that `distil` uses.
-
-    Args:
-        hidden_states: maps the token ids of one window, of one segment, to its last hidden states, (L, D).
-    """
-
-    def targets(batch: Mapping[str, torch.Tensor]) -> Targets:
-        rows = [
-            ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-        ]
-        states = _pad([hidden_states(row) for row in rows])
-        return Targets((states.to(batch["input_ids"].device),))
-
-    return targets

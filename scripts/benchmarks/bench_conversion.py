@@ -1,187 +1,191 @@
-"""The figures of conversion: how much of an absolute BERT its relative copies keep, row by row.
+"""How much of a sentence encoder the presets of the converter keep, what they cost, and how fast the results are.
 
-    python scripts/benchmarks/bench_conversion.py --source all-MiniLM-L6-v2 --data DATA
+    python scripts/benchmarks/bench_conversion.py --source all-MiniLM-L6-v2 --data DATA     # fast and default
     python scripts/benchmarks/bench_conversion.py --source MODEL --train-text a.txt b.jsonl#abstract \\
-        --eval-text c.txt --sts d.tsv
-    python scripts/benchmarks/bench_conversion.py --source … --data … --rows 'quality/*' long/long-all+window
-    python scripts/benchmarks/bench_conversion.py --list    # names of the rows
+        --eval-text c.txt --sts d.tsv --students default long
 
-Writes OUT/conversion.json and .md after every row, and .png at the end (extra `plot`). A row that is in the JSON
-already, with the same settings, is not measured again; converted models are kept in WORK. The code is no setting:
-after a change of it, `--again default` removes that student and what was measured of it. SOURCE is a
-sentence-embedding BERT. DATA is a folder with the files in `DATA` of conversion_quality/texts.py.
-
-Text is `FILE` or `FILE#FIELD`. Training text is cut into passages, about equally many of each file; those that share
-twelve words in a row with an evaluation text are left out. Seconds are CPU seconds of this process.
+Writes OUT/conversion.json and .md after every student. SOURCE is a sentence-embedding BERT. DATA is a folder with the
+files in `DATA`. Text is `FILE` or `FILE#FIELD`. Training text is cut into passages, about equally many of each file;
+those that share twelve words in a row with an evaluation text are left out.
 """
 
 import argparse
-import importlib.metadata
-import json
-import os
-import platform
-import subprocess
-import sys
-import time
+import tempfile
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from conversion_quality.card import current_rows, result_tables, save
-from conversion_quality.making import NotMeasurable, forget
-from conversion_quality.measuring import Bench
-from conversion_quality.students import ROWS, STUDENTS, row_label
-from conversion_quality.texts import DATA, SHARED_WORDS
+import numpy as np
+import torch
 from rich.console import Console
-from shared.arguments import RESULTS, check_patterns, reproducing_command
-from shared.measuring import environment, utc_now
+from shared.arguments import RESULTS, positive_int
+from shared.measuring import TIMED_TOKENS, environment, forward_times
 from shared.process import start_quietly
+from shared.reports import Table, describe, markdown_sections, print_tables, write_report
 
-from hf_relpos.console import print_table
-from hf_relpos.schemes.scheme import is_count
-
-
-COUNTS = ("long_length", "documents", "window", "threads")
-
-
-def commit() -> str | None:
-    """The commit of the code, where it is known."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+from hf_relpos.conversion import QUALITIES, convert
+from hf_relpos.data import read_texts
+from hf_relpos.data.records import iterate_records
+from hf_relpos.evaluation import Encoder, fidelity, load_encoder, model_max_length
+from hf_relpos.evaluation.compare import windows_by_length
 
 
-def about(args: argparse.Namespace, arguments: Sequence[str]) -> dict[str, str]:
-    """Where and when this was measured."""
-
-    def names(sources: Sequence[str]) -> str:
-        return ", ".join(Path(source.partition("#")[0]).name for source in sources)
-
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "numpy")]
-    return {
-        "source": Path(args.source).name,
-        "command": reproducing_command(
-            "bench_conversion.py", arguments, omitted=("--rows", "--again", "--out", "--work")
-        ),
-        "machine": f"{environment()['machine']}, {os.cpu_count()} cores, other work beside; {args.threads} thread",
-        "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
-        "date": utc_now().partition(" ")[0],
-        "seed": str(args.seed),
-        "learnt from": f"{names(args.train_text)}. No passage of it shares {SHARED_WORDS} words in a row with the "
-        "held-out text",
-        "held out": f"{names(args.eval_text)}; {args.window_tokens:,} tokens of each length",
-        "long documents": f"{args.long_length:,} tokens, {args.documents} of each held-out text; window {args.window} "
-        "and [CLS]",
-        "demo BERT": "learns from She (H. R. Haggard) and is measured on Treasure Island (R. L. Stevenson)",
-    }
+# Files in the folder --data.
+DATA = {
+    "train_text": ["text/novels.txt.xz", "long/wikidocs.docs.jsonl.xz", "text/acl_abstracts.jsonl.xz#abstract"],
+    "eval_text": ["text/wikitext2.valid.txt", "text/peps.jsonl.xz#body"],  # the second unlike all that is trained on
+    "sts": ["sts/stsb.dev.tsv", "sts/stsb.train.tsv"],
+}
+# Arguments of `convert`, by the name of the student.
+STUDENTS: dict[str, dict[str, Any]] = {
+    **{name: {"quality": name} for name in QUALITIES},
+    "no pairs": {"method_options": {"pairs": 0.0}},
+    "long": {"method_options": {"length": 2048}},
+}
+LENGTHS = (16, 64, 128, 256, 512)
+TIMED, TIMED_ROUNDS = (128, 512), 15  # tokens of the rows whose forward pass is timed, and how often
+TRAINING_CHARACTERS = 3_057_600  # of training text; all presets find enough windows in it
+PASSAGE = 12_000  # characters of text that are taken in one piece
+SHARED_WORDS = 12  # words in a row that no training text shares with an evaluation text
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Arguments, with paths of --data filled in."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", help="sentence-embedding BERT with absolute positions")
-    parser.add_argument("--data", type=Path, help="folder with the files named in DATA")
-    parser.add_argument("--train-text", nargs="+", help="to train on")
-    parser.add_argument("--eval-text", nargs="+", help="to measure on, never trained on")
-    parser.add_argument("--other-text", help="of another kind, never trained on")
-    parser.add_argument("--long-text", nargs="+", help="for long documents; by default --eval-text")
-    parser.add_argument("--sts", nargs="+", help="scored pairs of sentences")
-    parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
-    parser.add_argument("--work", type=Path, default=Path("build") / "bench_conversion", help="models")
-    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure, in this order")
-    parser.add_argument("--again", nargs="+", default=[], metavar="STUDENT", help="remove these and their rows")
-    parser.add_argument("--list", action="store_true", help="print the names of the rows, and do nothing else")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 128, 256, 512])
-    parser.add_argument("--window-tokens", type=int, default=6144, help="tokens compared at each length")
-    parser.add_argument("--sts-pairs", type=int, default=1500, help="of a set at most, drawn at random; 0: all")
-    parser.add_argument("--long-length", type=int, default=2048, help="tokens of long documents")
-    parser.add_argument("--documents", type=int, default=4, help="long documents of each text")
-    parser.add_argument("--window", type=int, default=256, help="attention_window of the rows with one")
-    parser.add_argument("--masked-tokens", type=int, default=32_768, help="of the masked text at each length")
-    args = parser.parse_args(arguments)
-    if args.list:
-        return args
-    if not args.source:
-        parser.error("--source is needed: a folder or Hub id of a sentence-embedding BERT")
-    for name, value in DATA.items():
-        if args.data and getattr(args, name) is None:
-            listed = [str(args.data / each) for each in ([value] if isinstance(value, str) else value)]
-            setattr(args, name, listed[0] if isinstance(value, str) else listed)
-    for name in ("train_text", "eval_text", "sts"):
-        setattr(args, name, getattr(args, name) or [])
-    args.long_text = args.long_text or args.eval_text
-    for path in [*args.train_text, *args.eval_text, *args.long_text, *args.sts, args.other_text]:
-        if path and not Path(path.partition("#")[0]).exists():
-            parser.error(f"{path}: no such file; check --data, or name the file with an argument of its own")
-    for name in COUNTS:
-        if not is_count(getattr(args, name)):
-            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: give a whole number from 1 on")
-    check_patterns(parser, "--rows", args.rows, ROWS)
-    unknown_students = set(args.again) - STUDENTS.keys()
-    if unknown_students:
-        parser.error(f"--again {min(unknown_students)}: no student of this name; known: {', '.join(STUDENTS)}")
-    return args
+def read_source(source: str) -> list[str]:
+    """The documents of `FILE` or `FILE#FIELD`."""
+    path, _, column = source.partition("#")
+    return list(read_texts(path, column or "text"))
 
 
-def measure(bench: Bench, key: str, console: Console) -> dict[str, Any]:
-    """A row with its cost.
+def word_ngrams(text: str) -> set[int]:
+    """Hashes of all runs of SHARED_WORDS words."""
+    words = text.lower().split()
+    return {hash(tuple(words[at : at + SHARED_WORDS])) for at in range(len(words) - SHARED_WORDS + 1)}
 
-    Raises:
-        NotMeasurable: with the reason.
+
+def training_passages(sources: Sequence[str], held_out: Sequence[str], characters: int, seed: int) -> list[str]:
+    """Passages at random positions, about equally many characters of each source, in random order.
+
+    Args:
+        sources: `FILE` or `FILE#FIELD`.
+        held_out: sources with which no passage shares SHARED_WORDS words in a row.
+        characters: in all; fewer where the text is short.
+        seed: of the positions.
     """
-    cpu_start, start = time.process_time(), time.perf_counter()
-    result = bench.measure(key)
-    seconds = {"cpu": round(time.process_time() - cpu_start, 1), "wall": round(time.perf_counter() - start, 1)}
-    console.print(f"{key}: {seconds['cpu']} CPU s", markup=False)
-    return {"date": utc_now().removesuffix(" UTC"), "row_seconds": seconds, "result": result}
+    rng = np.random.default_rng(seed)
+    held_out_ngrams = set().union(*(word_ngrams(" ".join(read_source(source))) for source in held_out))
+    passages = []
+    for source in sources:
+        text = "\n\n".join(read_source(source))
+        size = min(PASSAGE, max(len(text), 1))
+        starts = size * rng.permutation(max(1, len(text) // size))
+        for start in starts[: -(-characters // (len(sources) * size))].tolist():
+            passage = text[start : start + size]
+            if start:  # the rest of a word
+                passage = passage.partition(" ")[2]
+            passage = passage.rpartition(" ")[0] or passage
+            if held_out_ngrams.isdisjoint(word_ngrams(passage)):
+                passages.append(passage)
+    return [passages[number] for number in rng.permutation(len(passages))]
+
+
+def correlation(encoder: Encoder, path: str, most: int, seed: int) -> float:
+    """Spearman's ρ × 100 of the cosines of sentence vectors with the scores of pairs, at most so many at random."""
+    from scipy.stats import spearmanr
+
+    columns = ("score", "sentence1", "sentence2")
+    pairs = [[record[name] for name in columns] for record in iterate_records(path, columns)]
+    drawn = np.random.default_rng(seed).permutation(len(pairs))[:most]
+    scores, one, other = zip(*(pairs[number] for number in drawn), strict=True)
+    vectors = [encoder.encode(list(texts)).double() for texts in (one, other)]
+    return 100 * float(spearmanr(torch.cosine_similarity(*vectors), np.array(scores, dtype=float)).statistic)
+
+
+def measure(name: str, teacher: Encoder, texts: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Convert the source, and measure the result.
+
+    Returns:
+        `cosines` of sentence vectors to the source by text and length, `correlations` of both models by set, `times`
+        of both by tokens of a row, and the `details` of the converter.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        details = convert(args.source, Path(folder) / "out", **STUDENTS[name], texts=texts, seed=args.seed).details
+        student = load_encoder(Path(folder) / "out", pooling=teacher.pooling)
+    cosines = {}
+    for source in args.eval_text:
+        path, _, column = source.partition("#")
+        rows, *_ = windows_by_length(teacher.tokenizer, [path], column or "text", args.lengths, args.window_tokens)
+        entries = fidelity(teacher.model, student.model, rows, teacher.pooling).lengths
+        cosines[Path(path).name] = {str(entry.length): entry.sentence_cosine for entry in entries}
+    correlations = {
+        Path(path).name: [correlation(each, path, args.sts_pairs, args.seed) for each in (teacher, student)]
+        for path in args.sts
+    }
+    limit, models = model_max_length(teacher.model), {"source": teacher.model, "result": student.model}
+    lengths = [length for length in TIMED if limit is None or length <= limit]
+    times = {str(length): forward_times(models, length, TIMED_ROUNDS) for length in lengths}
+    return {"cosines": cosines, "correlations": correlations, "times": times, "details": details}
+
+
+def tables(rows: dict[str, Any]) -> list[Table]:
+    """One table, a line for each student."""
+    lines: list[list[str]] = []
+    for name, row in rows.items():
+        closeness = [" ".join(f"{value:.3f}" for value in cosines.values()) for cosines in row["cosines"].values()]
+        gaps = [f"{student - teacher:+.2f}" for teacher, student in row["correlations"].values()]
+        ratios = [f"{times['result'] / times['source']:.2f}" for times in row["times"].values()]
+        spent, tokens = row["details"]["cpu_seconds"], row["details"]["distillation"]["tokens"]
+        last = list(row["times"].values())[-1]  # of the longest rows
+        passes = spent["distillation"] / (last["source"] * tokens / TIMED_TOKENS)
+        lines.append(
+            [name, *closeness, " ".join(gaps), *ratios, f"{passes:.1f}", *(f"{s:,.0f}" for s in spent.values())]
+        )
+    row = next(iter(rows.values()))
+    lengths = ", ".join(next(iter(row["cosines"].values())))
+    columns = ["", *row["cosines"], "Spearman's ρ × 100", *(f"time × source, {each}" for each in row["times"])]
+    columns += ["training × the source's reading", *(f"{what}, CPU s" for what in row["details"]["cpu_seconds"])]
+    return [(f"Presets: sentence cosine at {lengths} tokens", columns, lines)]
+
+
+def card(content: dict[str, Any]) -> str:
+    """conversion.md."""
+    return (
+        f"# Conversion of {content['source']}\n\n{describe(content['environment'])}\n"
+        f"Cosines are means over held-out text, {content['window_tokens']:,} tokens of each length. No passage of the "
+        f"text that was learnt from shares {SHARED_WORDS} words in a row with it.\n"
+        f"{markdown_sections(tables(content['rows']))}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    args = parse(arguments)
-    if args.list:
-        print("\n".join(ROWS))
-        return
-    import matplotlib  # noqa: F401  fails before time is spent on what it is to draw
-
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", required=True, help="sentence-embedding BERT with absolute positions")
+    parser.add_argument("--data", type=Path, help="folder with the files named in DATA")
+    parser.add_argument("--train-text", nargs="+", default=[], help="to train on")
+    parser.add_argument("--eval-text", nargs="+", default=[], help="to measure on, never trained on")
+    parser.add_argument("--sts", nargs="+", default=[], help="scored pairs of sentences: score, sentence1, sentence2")
+    parser.add_argument("--students", nargs="+", choices=STUDENTS, default=["fast", "default"])
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=positive_int, default=1)
+    parser.add_argument("--lengths", type=positive_int, nargs="+", default=LENGTHS)
+    parser.add_argument("--window-tokens", type=positive_int, default=6144, help="tokens compared at each length")
+    parser.add_argument("--sts-pairs", type=positive_int, default=1300, help="of a set at most, drawn at random")
+    args = parser.parse_args(arguments)
+    for name, files in DATA.items():
+        if args.data and not getattr(args, name):
+            setattr(args, name, [str(args.data / each) for each in files])
+    for path in (args.train_text or [""]) + (args.eval_text or [""]) + args.sts:
+        if not Path(path.partition("#")[0]).is_file():
+            parser.error(f"{path or '--train-text, --eval-text'}: no such file; check --data, or name the file")
     start_quietly(args.threads)
-    console = Console()
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "conversion.json"
-    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": {}}
-    forget(args.again, content["rows"], args.work)
-    bench = Bench(args, console)
-    code = commit()  # of what was loaded; the tree may change during a long run
-    content["about"] = about(args, sys.argv[1:] if arguments is None else arguments)
-    settings = {key: json.loads(json.dumps(bench.settings(key))) for key in ROWS}
-    content["missing"] = {
-        key: "measured with other settings"
-        for key, row in content["rows"].items()
-        if key not in settings or row["settings"] != settings[key]
-    }
-    for key in dict.fromkeys(key for pattern in args.rows for key in ROWS if fnmatch(key, pattern)):
-        if key in current_rows(content):
-            console.print(f"{key}: there already", style="dim")
-            continue
-        try:
-            row = {"settings": settings[key], "commit": code, **measure(bench, key, console)}
-        except NotMeasurable as reason:
-            console.print(f"{key}: {reason}", style="yellow", markup=False)
-            content["missing"][key] = str(reason)
-            continue
-        content["missing"].pop(key, None)
-        rows = {**content["rows"], key: row}
-        content["rows"] = {name: rows[name] for name in ROWS if name in rows}
-        save(args.out, content)
-        for title, columns, lines in result_tables(content, key.partition("/")[0]):
-            print_table(console, title, columns, [line for line in lines if line[0].startswith(row_label(key))])
-    save(args.out, content)
-    for table in result_tables(content):
-        print_table(console, *table)
+    console, teacher = Console(), load_encoder(args.source)
+    texts = training_passages(args.train_text, args.eval_text, TRAINING_CHARACTERS, args.seed)
+    content: dict[str, Any] = {"source": Path(args.source).name, "environment": environment()}
+    content |= {"window_tokens": args.window_tokens, "rows": {}}
+    for name in args.students:
+        console.print(f"converting: {name}", style="dim")
+        content["rows"][name] = measure(name, teacher, texts, args)
+        write_report(args.out / "conversion", content, card(content))
+    print_tables(tables(content["rows"]))
 
 
 if __name__ == "__main__":

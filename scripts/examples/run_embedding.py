@@ -36,8 +36,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 
 from hf_relpos import optimize, patch_transformers
-from hf_relpos.data.pairs import read_pairs
-from hf_relpos.data.records import read_records, text_field
+from hf_relpos.data.records import iterate_records, text_field
 from hf_relpos.evaluation.loading import no_such_model
 from hf_relpos.files import write_json
 
@@ -122,14 +121,14 @@ def read_columns(path: str, *columns: str) -> list[list[str]]:
     """The columns of all records of a file; integers are ids.
 
     Raises:
-        ValueError: for files that `read_records` rejects, and values that are neither text nor integers.
+        ValueError: for files that `iterate_records` rejects, and values that are neither text nor integers.
     """
     return [
         [
             text_field(path, number, each, str(value) if isinstance(value, int) else value)
             for each, value in row.items()
         ]
-        for number, row in enumerate(read_records(path, columns), 1)
+        for number, row in enumerate(iterate_records(path, columns), 1)
     ]
 
 
@@ -141,12 +140,10 @@ def evaluators(args: EmbeddingArguments, batch_size: int) -> list[Any]:
     """
     found: list[Any] = []
     if args.sts_file:
-        pairs = read_pairs(args.sts_file)
-        one, other, scores = zip(*((pair.sentence1, pair.sentence2, pair.score) for pair in pairs), strict=True)
+        one, other = map(list, zip(*read_columns(args.sts_file, "sentence1", "sentence2"), strict=True))
+        scores = numbers("sts", [row["score"] for row in iterate_records(args.sts_file, ["score"])])
         found.append(
-            EmbeddingSimilarityEvaluator(
-                list(one), list(other), list(scores), batch_size=batch_size, name="sts", write_csv=False
-            )
+            EmbeddingSimilarityEvaluator(one, other, scores, batch_size=batch_size, name="sts", write_csv=False)
         )
     if args.documents_file and args.queries_file:
         documents = dict(read_columns(args.documents_file, "id", "text"))

@@ -29,7 +29,7 @@ from recipes.running import OrderedTrainer, check_checkpoint, run, start
 from torchmetrics.functional.text import squad
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, TrainingArguments
 
-from hf_relpos.data.records import iterate_lines, text_suffix
+from hf_relpos.data.records import read_lines, text_suffix
 from hf_relpos.files import write_json
 
 
@@ -65,7 +65,7 @@ def read_questions(path: str, columns: Sequence[str], optional: Sequence[str] = 
     content = None
     if text_suffix(path) == ".json":
         with suppress(ValueError):  # of several records
-            content = json.loads("\n".join(iterate_lines(path)))
+            content = json.loads("\n".join(read_lines(path)))
     if not isinstance(content, dict) or "question" in content:
         return read_file(path, columns, optional)
     try:

@@ -19,11 +19,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from scheme_scores import plot_layer, record_calls
 from transformers.utils import logging
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
-from hf_relpos.evaluation.plot import plot_model
-from hf_relpos.evaluation.position_scores import record_calls
 from hf_relpos.models.capabilities import supported_implementations
 from hf_relpos.schemes.registry import build_input, build_scheme, build_shared
 from hf_relpos.schemes.scheme import OUT_OF_RANGE
@@ -70,7 +69,7 @@ in the middle of 64 tokens, over r = j − i, minus its mean. Hidden keys are gr
 - Vectors added to the input: the cosines of all pairs.
 - Grid schemes: 8 × 8 tokens. `relation`: edges to the next token and to the fourth.
 
-V acts on the values and is not shown. A trained model: `hf-relpos plot CHECKPOINT`.
+V acts on the values and is not shown.
 """
 
 
@@ -231,7 +230,7 @@ def write_pictures() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name in SCHEMES:
         drawn = io.BytesIO()
-        plot_model(small_model(name)).savefig(drawn, dpi=80)
+        plot_layer(small_model(name)).savefig(drawn, dpi=80)
         Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
             PICTURES / f"{name}.png", optimize=True
         )

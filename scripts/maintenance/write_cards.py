@@ -22,7 +22,7 @@ sys.path.append(str(ROOT / "scripts" / "benchmarks"))  # their modules write the
 
 # Results to the module whose function `card` makes their card; its `CARD_PATH`, a path below docs, where it has one.
 CARDS = {
-    "benchmarks/conversion.json": "conversion_quality.card",
+    "benchmarks/conversion.json": "bench_conversion",
     "benchmarks/corpus.json": "bench_corpus",
     "benchmarks/cpu-attention.json": "bench_attention",
     "benchmarks/cpu-encoder.json": "bench_encoder",

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from transformers import TrainingArguments
 
-from hf_relpos.data.records import iterate_records, read_records, text_problem, text_suffix
+from hf_relpos.data.records import iterate_records, text_problem, text_suffix
 
 from .arguments import DataArguments, ModelArguments, PredictionArguments
 from .models import load_config
@@ -27,17 +27,20 @@ def read_file(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -
         optional: columns that are read where the file has them.
 
     Raises:
-        ValueError: for a file of another kind, and what `read_records` refuses.
+        ValueError: for a file of another kind, one without records, and what `iterate_records` refuses.
     """
     check_suffix(path, SUFFIXES)
     columns = [*columns, *(column for column in optional if has_column(path, column))]
-    return Dataset.from_list(plain(read_records(path, columns, header=True, remedy=REMEDY), path))
+    records = list(iterate_records(path, columns, REMEDY))
+    if not records:
+        raise ValueError(f"{path}: holds no records; give a file with the columns {', '.join(columns)}")
+    return Dataset.from_list(plain(records, path))
 
 
 def has_column(path: str, column: str) -> bool:
     """Whether a file has a column, by its header or first record."""
     try:
-        return any(True for _ in iterate_records(path, [column], header=True))
+        return any(True for _ in iterate_records(path, [column]))
     except ValueError:
         return False
 

@@ -1,13 +1,14 @@
-"""The scores that a scheme adds in each layer."""
+"""The scores that a scheme adds in each layer, and a picture of them: for docs/schemes.md."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
-from ..attention.context import AttentionContext
-from ..attention.formula import (
+from hf_relpos.attention.context import AttentionContext
+from hf_relpos.attention.formula import (
     Terms,
     allowed,
     content_scale,
@@ -15,8 +16,8 @@ from ..attention.formula import (
     featurewise_scores,
     position_scores,
 )
-from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from hf_relpos.models.configuration_relpos_bert import RelPosBertConfig
+from hf_relpos.models.modeling_relpos_bert import RelPosBertPreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,44 @@ def score_map(call: LayerCall) -> torch.Tensor:
     return added.expand(*call.query.shape[:3], call.key.shape[2])[0].float().cpu()
 
 
-@torch.no_grad()
-def offset_curves(calls: list[LayerCall]) -> torch.Tensor:
-    """The score that position adds for the query in the middle, by offset r = j − i, for every layer and head.
+def plot_layer(model: RelPosBertPreTrainedModel) -> Figure:
+    """What positions do in a model of one layer.
 
-    Args:
-        calls: from `record_calls`; their number of tokens L sets the range of offsets.
-
-    Returns:
-        (layers, H, L): entry n is for r = n − L // 2; otherwise as in `score_map`.
+    One panel has the scores that they add in every head, for the query in the middle by offset, each head less its
+    mean (which the softmax ignores). If vectors are added to the input, another has the cosines of those of each pair
+    of positions. Hidden keys are grey.
     """
-    return torch.stack([added[:, added.shape[1] // 2] for added in map(score_map, calls)])
+    (call,), added = record_calls(model)
+    scores = score_map(call)
+    curves = scores[:, scores.shape[1] // 2]
+    heads, length = curves.shape
+    has_scores = bool(curves.any()) or added is None
+    height = 1.2 + 0.13 * heads if has_scores else 3.4
+    figure = Figure(figsize=(8 * has_scores + 4.4 * (added is not None), height), layout="constrained")
+    figure.suptitle(model.config.position_scheme_name, fontsize=10)
+    panels = figure.subplots(1, has_scores + (added is not None), squeeze=False)[0]
+    if has_scores:
+        axes = panels[0]
+        rows = curves - curves.nanmean(-1, keepdim=True)
+        limit = float(rows.nan_to_num().abs().flatten().quantile(0.99)) or 1.0  # without outliers
+        first = -(length // 2) - 0.5
+        draw_map(figure, axes, rows, limit, aspect="auto", extent=(first, first + length, heads - 0.5, -0.5))
+        axes.set_yticks([0.5 * heads - 0.5], ["layer 0"])
+        axes.set_xlabel("r = j − i", fontsize=9)
+        axes.set_title("added to the score, each head less its mean", fontsize=9)
+    if added is not None:
+        vectors = torch.nn.functional.normalize(added[0].float().cpu(), dim=-1)
+        draw_map(figure, panels[-1], vectors @ vectors.T, 1.0)
+        panels[-1].set_xlabel("j", fontsize=9)
+        panels[-1].set_ylabel("i", fontsize=9)
+        panels[-1].set_title("cosine of the input vectors of i and j", fontsize=9)
+    return figure
+
+
+def draw_map(figure: Figure, axes: Any, values: torch.Tensor, limit: float, **settings: Any) -> None:
+    """Draw a heat map: zero is white, NaN is grey."""
+    axes.set_facecolor("0.6")
+    image = axes.imshow(values.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest", **settings)
+    figure.colorbar(image, ax=axes, extend="both").ax.tick_params(labelsize=8)
+    axes.tick_params(labelsize=8)
+    axes.locator_params("x", integer=True)

@@ -1,1 +1,0 @@
-"""Parts of scripts/benchmarks/bench_conversion.py: students, texts, what is measured of them, the card."""
