@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from .schemes.scheme import Option, one_of
+from .schemes.scheme import Option
 
 
 OPTION = "option"
@@ -27,12 +27,6 @@ def setting(default: Any, help: str, accepts: Callable[[Any], bool], optional: b
         return (optional and value is None) or accepts(value)
 
     return dataclasses.field(default=default, metadata={OPTION: Option(default, help, accepted)})
-
-
-def setting_of(choices: tuple[Any, ...], help: str = "") -> Any:
-    """A field with a fixed set of values, the default first."""
-    listed = f"one of {', '.join(map(repr, choices))}"
-    return setting(choices[0], f"{help}; {listed}" if help else listed, one_of(*choices))
 
 
 def options_of(kind: type[Any]) -> dict[str, Option]:

@@ -248,16 +248,10 @@ def test_mpnet_past_all_its_buckets(tmp_path):
     assert_same_outputs(stock, model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
-def test_mpnet_without_its_bias(tmp_path):
+def test_mpnet_without_its_table(tmp_path):
     _, source = saved(tmp_path / "stock", "mpnet")
     dropped = convert(source, tmp_path / "relative", method="drop")
     assert dropped.position_embedding_type == "t5"  # all that is left of its positions
-    bare = convert(source, tmp_path / "bare", method="drop", method_options={"own_bias": "drop"})
-    assert bare.position_embedding_type == "relative_key"
-    notes = {step.source: step.note for step in bare.of_kind("dropped")}
-    assert notes["encoder.relative_attention_bias.weight"] == "the relative positions of the source"
-    model = load(tmp_path / "bare", bare)
-    assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
 
 
 # --- embeddings of a width of their own
@@ -310,7 +304,7 @@ REFUSED = {
         "mpnet",
         {},
         {"position_embedding_type": "t5", "position_options": {"buckets": 8}},
-        r"position_options = \{'buckets': 8\}.*has this scheme already.*'own_bias': 'drop'",
+        r"position_options = \{'buckets': 8\}.*has this scheme already",
     ),
     "exact": ("roberta", {}, {"method": "exact"}, "has absolute positions, .*; choose keep or drop"),
 }

@@ -86,6 +86,7 @@ EXAMPLES = {
     "compare": (
         "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",
         "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
+        "hf-relpos compare SOURCE OUT --text abstracts.jsonl --field abstract",
     ),
 }
 

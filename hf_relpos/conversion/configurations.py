@@ -78,12 +78,12 @@ def target_config(
     name: Any = given.position_embedding_type or (PLAIN_SCHEME if method.learns else None)
     if not spec.absolute:
         return _relative_config(spec, source, name or spec.scheme, given, method_options)
-    kept = spec.scheme if getattr(method_options, "own_bias", None) != "drop" else None
+    kept = spec.scheme
     name = name or kept or DEFAULT_SCHEME
     if name in ([kept] if isinstance(kept, str) else kept or []) and method.learns:
         raise ConversionError(
             f"position_embedding_type = {name!r}: {folder} has this scheme already, and keeps it; choose another one "
-            "to fit, or drop its own with method_options = {'own_bias': 'drop'}"
+            "to fit"
         )
     scheme = None if name == kept else _find_scheme(name)
     options, types = dict(given_options or {}), name
@@ -94,7 +94,7 @@ def target_config(
         if options and {**spec.options, **options} != spec.options:
             raise ConversionError(
                 f"position_options = {options}: {folder} has this scheme already, with the options {spec.options}; "
-                "leave them out, or drop its own with method = 'drop' and method_options = {'own_bias': 'drop'}"
+                "leave them out"
             )
         options = spec.options
     elif isinstance(kept, list):
@@ -118,7 +118,7 @@ def target_config(
 def _relative_config(
     spec: CheckpointSpec, source: RelPosBertConfig, name: Any, given: Arguments, method_options: Any
 ) -> RelPosBertConfig:
-    """The configuration of a result whose source is relative already: the source's, or one with other tables.
+    """The configuration of a result whose source is relative already: the source's, or one with terms to learn.
 
     Args:
         name: scheme of the result.
@@ -132,14 +132,12 @@ def _relative_config(
     options = dict(given.position_options or {})
     if not is_own:
         options = _for_length(_find_scheme(name), options, source, method_options)
-    size = getattr(method_options, "max_position_embeddings", None) or source.max_position_embeddings
     config = _from_dict(
         RelPosBertConfig,
         "",
         spec.fields if is_own else _with_token_types(spec.fields, method.exact),
         position_embedding_type=name,
         position_options=options or (spec.options if is_own else {}),
-        max_position_embeddings=size,
         absolute_position_embeddings=False,
     )
     if same_positions(source, config):
@@ -148,6 +146,12 @@ def _relative_config(
         raise ConversionError(
             f"position_embedding_type = {name!r}: the source has these positions already, nothing is to be fitted; "
             "choose another scheme or other options"
+        )
+    if not method.learns:
+        raise ConversionError(
+            f"position_embedding_type = {name!r}, position_options = {options}: the source has "
+            f"{source.position_embedding_type!r}, and method = {given.method!r} keeps it; method = 'distil' learns "
+            "others from text"
         )
     check_scheme(_find_scheme(name), method)
     return config

@@ -8,7 +8,7 @@ from typing import Any
 from ..families.errors import ConversionError
 from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES
 from ..schemes.scheme import Option, Scheme, is_count
-from ..settings import options_of, setting, setting_of
+from ..settings import options_of, setting
 
 
 def is_share(value: Any) -> bool:
@@ -22,27 +22,7 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
-class OwnBiasOptions:
-    """Options of `drop`."""
-
-    own_bias: str = setting_of(("keep", "drop"), "what to do with the source's own relative bias, which MPNet has")
-
-
-@dataclass(frozen=True)
-class RelativeOptions:
-    """Options of `exact`."""
-
-    max_position_embeddings: int | None = setting(
-        None,
-        "max_position_embeddings of the result, which is the size of the tables of relative_key; a positive integer, "
-        "or None for the source's",
-        is_count,
-        optional=True,
-    )
-
-
-@dataclass(frozen=True)
-class DistilOptions(OwnBiasOptions):
+class DistilOptions:
     """Options of `distil`."""
 
     steps: int = setting(400, "steps of the distillation; a positive integer", is_count)
@@ -135,7 +115,6 @@ METHODS: dict[str, Method] = {
     ),
     "drop": Method(
         "replace absolute positions by their mean vector; relative terms start at zero. Needs training",
-        options_type=OwnBiasOptions,
     ),
     "distil": Method(
         "add absolute positions to the embeddings, then train relative terms, which start at zero, and all weights to "
@@ -146,11 +125,10 @@ METHODS: dict[str, Method] = {
     ),
     "exact": Method(
         "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "
-        "its weights, or put its tables into a scheme that holds them. The same outputs",
+        "its weights. The same outputs",
         exact=True,
         from_absolute=False,
         from_relative=True,
-        options_type=RelativeOptions,
     ),
 }
 

@@ -22,7 +22,6 @@ from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
 from .card import write_card
 from .configurations import resolved_options
-from .exact import exact
 from .folder import REPORT, check_replaceable, check_target, copy_companions, left_out
 from .learn import learn
 from .methods import Arguments
@@ -31,7 +30,7 @@ from .report import ConversionReport, list_steps
 from .verify import compare_outputs, compare_tensors, has_reference
 
 
-APPLY: dict[str, Apply] = {"keep": keep, "drop": drop, "distil": learn, "exact": exact}
+APPLY: dict[str, Apply] = {"keep": keep, "drop": drop, "distil": learn, "exact": keep}
 NOT_COMPARED = (
     "Transformers has no class for the source, so that no outputs were compared: every tensor was read back from the "
     "result as it was in the source"
@@ -73,9 +72,8 @@ def convert(
         position_options: options of that scheme.
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
             `distil` (train a model whose relative terms start at zero to the source's outputs on `texts`; also for
-            relative sources), `exact` (for relative sources alone: keep the tables, or move them into another scheme
-            that holds them; the outputs are the source's). None for that of `quality`; without a quality, `exact` for
-            a relative source, else `keep`.
+            relative sources), `exact` (for relative sources alone: keep tables and outputs). None for that of
+            `quality`; without a quality, `exact` for a relative source, else `keep`.
         method_options: options of the method: keys of `METHODS[method].options`.
         quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
             are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,
