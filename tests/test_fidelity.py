@@ -25,16 +25,13 @@ from transformers import (
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.data.batching import BATCH_TOKENS, batch_indices
 from hf_relpos.data.masking import mask_rows
-from hf_relpos.demo import CHECKPOINT
 from hf_relpos.evaluation import (
-    Encoder,
     Fidelity,
     LengthFidelity,
     default_lengths,
     fidelity,
     hidden_states,
     load_model,
-    load_tokenizer,
     masked_agreement,
     model_max_length,
     pooling_of,
@@ -329,16 +326,6 @@ def test_other_families():
     one, other = (stir(DistilBertModel(config)).eval() for _ in range(2))
     found = fidelity(one, other, {8: rows(8, 5)}).lengths[0]
     assert model_max_length(one) == 16 and -1 < found.token_cosine < 1
-
-
-def test_vectors_do_not_depend_on_the_batch():
-    model, tokenizer = load_model(CHECKPOINT), load_tokenizer(CHECKPOINT)
-    texts = ["cat", "the cat sat far", "red sun " * 100, "mat"]
-    whole, single = (Encoder(model, tokenizer, batch_tokens=n).encode(texts) for n in (8192, 1))
-    assert (whole - single).abs().max() < 1e-5
-    with torch.no_grad():
-        states = model.base_model(**tokenizer(texts[2], return_tensors="pt", truncation=True, max_length=128))
-    assert (whole[2] - states.last_hidden_state[0].mean(0)).abs().max() < 1e-5
 
 
 def test_pooling_of(tmp_path):

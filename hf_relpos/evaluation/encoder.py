@@ -1,4 +1,4 @@
-"""Compute hidden states and sentence vectors of texts and rows of token ids.
+"""Compute hidden states and sentence vectors of rows of token ids.
 
 The result of a row does not depend on the other rows of its batch.
 Shapes: B rows of a batch, L tokens of a row, D hidden size.
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..console import ProgressCallback
-from ..data.batching import BATCH_TOKENS, Row, batch_indices, pad_rows
+from ..data.batching import BATCH_TOKENS, Row, pad_rows
 from .inspection import model_max_length
 
 
@@ -85,7 +84,7 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str = "mean") -> tor
 
 @dataclass(frozen=True)
 class Encoder:
-    """A model that turns texts into vectors.
+    """A model with what its texts need.
 
     Attributes:
         model: a model with `last_hidden_state`, in eval mode.
@@ -107,21 +106,3 @@ class Encoder:
     def limit(self) -> int | None:
         """Tokens read of a text at most; None without any limit."""
         return min((n for n in (self.max_length, model_max_length(self.model)) if n is not None), default=None)
-
-    def encode(self, texts: Sequence[str], progress: ProgressCallback | None = None, what: str = "") -> torch.Tensor:
-        """Sentence vectors, (texts, D) on the CPU, not normalised; texts are cut to `limit` tokens."""
-        limit = self.limit()
-        cut = {} if limit is None else {"truncation": True, "max_length": limit}
-        rows = self.tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut).input_ids
-        rows = [row or [self.tokenizer.pad_token_id or 0] for row in rows]
-        vectors: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        done = 0
-        for indices in batch_indices(rows, self.batch_tokens):
-            ids, mask = pad_batch([rows[index] for index in indices], self.model)
-            pooled = pool(hidden_states(self.model, ids, mask), mask, self.pooling).cpu()
-            for index, vector in zip(indices, pooled, strict=True):
-                vectors[index] = vector
-            done += len(indices)
-            if progress is not None:
-                progress(what, done, len(rows))
-        return torch.stack(vectors)

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
+from sentence_transformers import SentenceTransformer
 from shared.arguments import RESULTS, positive_int
-from shared.measuring import TIMED_TOKENS, environment, forward_times
+from shared.measuring import environment
 from shared.process import start_quietly
 from shared.reports import Table, describe, markdown_sections, print_tables, write_report
 
 from hf_relpos.conversion import QUALITIES, convert
 from hf_relpos.data import read_texts
 from hf_relpos.data.records import iterate_records
-from hf_relpos.evaluation import Encoder, fidelity, load_encoder, model_max_length
+from hf_relpos.evaluation import Encoder, fidelity, load_encoder
 from hf_relpos.evaluation.compare import windows_by_length
 
 
@@ -43,7 +43,6 @@ STUDENTS: dict[str, dict[str, Any]] = {
     "long": {"method_options": {"length": 2048}},
 }
 LENGTHS = (16, 64, 128, 256, 512)
-TIMED, TIMED_ROUNDS = (128, 512), 15  # tokens of the rows whose forward pass is timed, and how often
 TRAINING_CHARACTERS = 3_057_600  # of training text; all presets find enough windows in it
 PASSAGE = 12_000  # characters of text that are taken in one piece
 SHARED_WORDS = 12  # words in a row that no training text shares with an evaluation text
@@ -87,7 +86,7 @@ def training_passages(sources: Sequence[str], held_out: Sequence[str], character
     return [passages[number] for number in rng.permutation(len(passages))]
 
 
-def correlation(encoder: Encoder, path: str, most: int, seed: int) -> float:
+def correlation(encoder: SentenceTransformer, path: str, most: int, seed: int) -> float:
     """Spearman's ρ × 100 of the cosines of sentence vectors with the scores of pairs, at most so many at random."""
     from scipy.stats import spearmanr
 
@@ -95,20 +94,21 @@ def correlation(encoder: Encoder, path: str, most: int, seed: int) -> float:
     pairs = [[record[name] for name in columns] for record in iterate_records(path, columns)]
     drawn = np.random.default_rng(seed).permutation(len(pairs))[:most]
     scores, one, other = zip(*(pairs[number] for number in drawn), strict=True)
-    vectors = [encoder.encode(list(texts)).double() for texts in (one, other)]
-    return 100 * float(spearmanr(torch.cosine_similarity(*vectors), np.array(scores, dtype=float)).statistic)
+    cosines = encoder.similarity_pairwise(*(encoder.encode(list(texts)) for texts in (one, other)))
+    return 100 * float(spearmanr(cosines, np.array(scores, dtype=float)).statistic)
 
 
 def measure(name: str, teacher: Encoder, texts: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """Convert the source, and measure the result.
 
     Returns:
-        `cosines` of sentence vectors to the source by text and length, `correlations` of both models by set, `times`
-        of both by tokens of a row, and the `details` of the converter.
+        `cosines` of sentence vectors to the source by text and length, `correlations` of both models by set, and the
+        `details` of the converter, with the time of both models.
     """
     with tempfile.TemporaryDirectory() as folder:
         details = convert(args.source, Path(folder) / "out", **STUDENTS[name], texts=texts, seed=args.seed).details
         student = load_encoder(Path(folder) / "out", pooling=teacher.pooling)
+        encoders = [SentenceTransformer(each) for each in (args.source, str(Path(folder) / "out"))]
     cosines = {}
     for source in args.eval_text:
         path, _, column = source.partition("#")
@@ -116,13 +116,9 @@ def measure(name: str, teacher: Encoder, texts: list[str], args: argparse.Namesp
         entries = fidelity(teacher.model, student.model, rows, teacher.pooling).lengths
         cosines[Path(path).name] = {str(entry.length): entry.sentence_cosine for entry in entries}
     correlations = {
-        Path(path).name: [correlation(each, path, args.sts_pairs, args.seed) for each in (teacher, student)]
-        for path in args.sts
+        Path(path).name: [correlation(each, path, args.sts_pairs, args.seed) for each in encoders] for path in args.sts
     }
-    limit, models = model_max_length(teacher.model), {"source": teacher.model, "result": student.model}
-    lengths = [length for length in TIMED if limit is None or length <= limit]
-    times = {str(length): forward_times(models, length, TIMED_ROUNDS) for length in lengths}
-    return {"cosines": cosines, "correlations": correlations, "times": times, "details": details}
+    return {"cosines": cosines, "correlations": correlations, "details": details}
 
 
 def tables(rows: dict[str, Any]) -> list[Table]:
@@ -131,16 +127,15 @@ def tables(rows: dict[str, Any]) -> list[Table]:
     for name, row in rows.items():
         closeness = [" ".join(f"{value:.3f}" for value in cosines.values()) for cosines in row["cosines"].values()]
         gaps = [f"{student - teacher:+.2f}" for teacher, student in row["correlations"].values()]
-        ratios = [f"{times['result'] / times['source']:.2f}" for times in row["times"].values()]
-        spent, tokens = row["details"]["cpu_seconds"], row["details"]["distillation"]["tokens"]
-        last = list(row["times"].values())[-1]  # of the longest rows
-        passes = spent["distillation"] / (last["source"] * tokens / TIMED_TOKENS)
-        lines.append(
-            [name, *closeness, " ".join(gaps), *ratios, f"{passes:.1f}", *(f"{s:,.0f}" for s in spent.values())]
-        )
+        spent, speed, learnt = (row["details"][each] for each in ("cpu_seconds", "speed", "distillation"))
+        ratio = f"{speed['result'] / speed['source']:.2f}"
+        passes = spent["distillation"] / (speed["source"] * learnt["tokens"] / speed["tokens"])
+        costs = [f"{passes:.1f}", *(f"{seconds:,.0f}" for seconds in spent.values())]
+        lines.append([name, *closeness, " ".join(gaps), ratio, *costs])
     row = next(iter(rows.values()))
     lengths = ", ".join(next(iter(row["cosines"].values())))
-    columns = ["", *row["cosines"], "Spearman's ρ × 100", *(f"time × source, {each}" for each in row["times"])]
+    tokens = row["details"]["speed"]["tokens"]
+    columns = ["", *row["cosines"], "Spearman's ρ × 100", f"time × source, {tokens} tokens"]
     columns += ["training × the source's reading", *(f"{what}, CPU s" for what in row["details"]["cpu_seconds"])]
     return [(f"Presets: sentence cosine at {lengths} tokens", columns, lines)]
 

@@ -1,11 +1,8 @@
 """Command lines of the benchmarks: argument types, common options, and what is stored of them."""
 
 import argparse
-import fnmatch
-import hashlib
-import json
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -21,15 +18,6 @@ def positive_int(text: str) -> int:
     return value
 
 
-def check_patterns(
-    parser: argparse.ArgumentParser, option: str, patterns: Sequence[str], names: Collection[str]
-) -> None:
-    """End with an error for a pattern of an option that fits none of the names, which --list prints."""
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            parser.error(f"{option} {pattern}: fits none; --list names them")
-
-
 def benchmark_parser(description: str) -> argparse.ArgumentParser:
     """A parser with the options that all benchmarks of speed and memory have."""
     parser = argparse.ArgumentParser(description=description)
@@ -38,11 +26,6 @@ def benchmark_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--peer-python", help="Python of an environment with transformers 4.57, to time its BERT too")
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # a request to a fresh process of the same script
     return parser
-
-
-def digest(*content: object) -> str:
-    """A short hash of anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def reproducing_command(

@@ -4,7 +4,6 @@ Also imported by the Python of another environment (an older Transformers as a p
 """
 
 import datetime
-import functools
 import json
 import os
 import platform
@@ -27,9 +26,6 @@ PROTOCOL = (
     "CPU seconds of the one thread that computes (time.thread_time), which other jobs on the machine change less than "
     "wall time; variants take turns in one process; the median of the rounds after the first"
 )
-
-
-TIMED_TOKENS = 1024  # of a forward pass
 
 
 def utc_now() -> str:
@@ -90,15 +86,6 @@ def time_in_turns(
             run()
             times[name].append(clock() - begin)
     return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
-
-
-@torch.inference_mode()
-def forward_times(
-    models: dict[str, torch.nn.Module], length: int, rounds: int, tokens: int = TIMED_TOKENS
-) -> dict[str, float]:
-    """CPU seconds of a forward pass of each model, of so many random tokens in rows of one length."""
-    ids = torch.randint(1, next(iter(models.values())).config.vocab_size, (max(1, tokens // length), length))
-    return time_in_turns({name: functools.partial(model, ids) for name, model in models.items()}, rounds)
 
 
 def peak_memory() -> float:
