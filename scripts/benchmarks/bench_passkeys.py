@@ -1,0 +1,226 @@
+"""Pass keys in long texts: by one vector of a converted encoder, and by windows of its source.
+
+    python scripts/benchmarks/bench_passkeys.py --source all-MiniLM-L6-v2 --converted minilm --text novels.txt.xz
+
+A sentence with a person's pass key is hidden in a filler, at depths evenly from the beginning to the end, and a
+question about the person has to find its document among 50 (Zhu et al. 2024, arXiv 2404.12096). The filler is the same
+for all documents: sentences that repeat, or a text. Writes OUT/passkeys.json and .md; `--converted` is a result of
+`hf-relpos convert`, read with `--window`.
+"""
+
+import argparse
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from shared.arguments import RESULTS, positive_int
+from shared.measuring import environment
+from shared.process import start_quietly
+from shared.reports import Table, describe, markdown_sections, print_tables, write_report
+from torch import nn
+
+from hf_relpos import optimize
+from hf_relpos.data import read_texts
+from hf_relpos.evaluation import Encoder, hidden_states, load_encoder, pool
+
+
+REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+KEY = "{name}'s pass key is {key}. Remember it. {key} is the pass key for {name}. "
+QUESTION = "What is the pass key for {name}?"
+NAMES = (
+    "Abigail Ahmed Alice Anders Boris Carmen Charlotte Chen Daniel Diana Edward Elena Felix Fiona George Grace Hanna "
+    "Henry Ingrid Ivan Jack Julia Karl Kenji Laura Leo Maria Martin Nadia Noah Olga Oscar Paul Petra Quentin Rachel "
+    "Robert Sara Simon Tanya Thomas Ursula Victor Vera Walter Wendy Xavier Yusuf Yvonne Zoe"
+).split()
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+PASSAGE = 256  # tokens of a passage of the converted model
+
+
+def filler(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], list[int]]:
+    """Token ids of a text, at least `tokens`, and the places between them where a sentence ends; 0 is one."""
+    ids: list[int] = []
+    ends = [0]
+    for sentence in itertools.cycle(part.strip() + "." for part in text.split(". ") if part.strip()):
+        ids += tokenizer(sentence, add_special_tokens=False, verbose=False).input_ids
+        ends.append(len(ids))
+        if len(ids) >= tokens:
+            return ids, ends
+    raise ValueError("the text of the filler is empty")
+
+
+def documents(tokenizer: Any, text: str, length: int, count: int) -> list[list[int]]:
+    """Bodies of `length` − 2 tokens, without special tokens, each with a key at its own depth."""
+    ids, ends = filler(tokenizer, text, length)
+    generator = torch.Generator().manual_seed(length)
+    depths = torch.randperm(count, generator=generator).tolist()
+    bodies = []
+    for number, depth in enumerate(depths):
+        key = int(torch.randint(10_000, 100_000, (), generator=generator))
+        sentence = KEY.format(name=NAMES[number % len(NAMES)], key=key)
+        hidden = tokenizer(sentence, add_special_tokens=False, verbose=False).input_ids
+        room = length - 2 - len(hidden)
+        place = max(end for end in ends if end <= room * depth / max(1, count - 1))
+        bodies.append([*ids[:place], *hidden, *ids[place:room]])
+    return bodies
+
+
+def row_of(tokenizer: Any, body: Sequence[int]) -> list[int]:
+    """A row with special tokens."""
+    return [tokenizer.cls_token_id, *body, tokenizer.sep_token_id]
+
+
+def read(encoder: Encoder, rows: Sequence[Sequence[int]], batch: int = 8) -> Iterator[torch.Tensor]:
+    """The last hidden states of rows, (L, D) each, of which neighbours of one length share a batch."""
+    for _, group in itertools.groupby(rows, key=len):
+        same = list(map(list, group))
+        for start in range(0, len(same), batch):
+            ids = torch.tensor(same[start : start + batch])
+            yield from hidden_states(encoder.model, ids, torch.ones_like(ids, dtype=torch.bool))
+
+
+def vector(encoder: Encoder, states: torch.Tensor) -> torch.Tensor:
+    """The normalised vector of a row, from its states (L, D)."""
+    mask = torch.ones(1, len(states), dtype=torch.bool)
+    return nn.functional.normalize(pool(states[None], mask, encoder.pooling)[0], dim=-1)
+
+
+class Windows:
+    """The source's vectors of windows; each distinct one is read once, since documents share their filler."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def of(self, body: Sequence[int], size: int, stride: int) -> torch.Tensor:
+        """The vectors of windows of `size` tokens, special tokens included, (windows, D)."""
+        inner = size - 2
+        starts = range(0, max(1, len(body) - inner + stride), stride)
+        windows = [tuple(row_of(self.encoder.tokenizer, body[start : start + inner])) for start in starts]
+        unknown = sorted({each for each in windows if each not in self.known}, key=len)
+        for window, states in zip(unknown, read(self.encoder, unknown), strict=True):
+            self.known[window] = vector(self.encoder, states)
+        return torch.stack([self.known[window] for window in windows])
+
+
+def found(scores: torch.Tensor) -> list[bool]:
+    """Whether each question has its own document first among the `len(NAMES)` of its group; ties are no finds.
+
+    Args:
+        scores: (questions, documents), where question n asks for document n.
+    """
+    right = []
+    for start in range(0, len(scores), len(NAMES)):
+        block = scores[start : start + len(NAMES), start : start + len(NAMES)]
+        own = block.diagonal()
+        others = block.masked_fill(torch.eye(len(block), dtype=torch.bool), -math.inf).amax(1)
+        right += (own > others).tolist()
+    return right
+
+
+def interval(hits: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    share, z = hits / count, 1.96
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return centre - half, centre + half
+
+
+def measure(source: Encoder, converted: Encoder, text: str, length: int, count: int) -> dict[str, list[bool]]:
+    """Which keys each way of reading finds in documents of one length.
+
+    Returns:
+        For each way whether it finds each key.
+    """
+    questions = [QUESTION.format(name=NAMES[number % len(NAMES)]) for number in range(count)]
+    asked, asked_converted = (
+        torch.stack([vector(encoder, states) for states in read(encoder, encoder.tokenizer(questions).input_ids)])
+        for encoder in (source, converted)
+    )
+    bodies = documents(source.tokenizer, text, length, count)
+    windows = Windows(source)
+    ways: dict[str, list[bool]] = {}
+    for size, stride in ((512, 510), (512, 255), (256, 254), (256, 127)):
+        if size > length:
+            continue
+        each = [windows.of(body, size, stride) for body in bodies]
+        name = f"windows of {size}" + (", half overlapping" if stride < size - 2 else "")
+        best = torch.stack([(asked @ own.T).amax(1) for own in each], 1)
+        mean = torch.stack([nn.functional.normalize(own.mean(0), dim=-1) for own in each])
+        if size == 512 and stride == 510:
+            ways["source, first 512 tokens"] = found(asked @ torch.stack([own[0] for own in each]).T)
+        ways[f"source, best of {name}"] = found(best)
+        ways[f"source, mean of {name}"] = found(asked @ mean.T)
+    whole, passages = [], []
+    for states in read(converted, [row_of(source.tokenizer, body) for body in bodies], batch=2):
+        whole.append(vector(converted, states))
+        parts = states[1:-1].split(PASSAGE)
+        passages.append(nn.functional.normalize(torch.stack([part.mean(0) for part in parts]), dim=-1))
+    ways["converted, one vector"] = found(asked_converted @ torch.stack(whole).T)
+    best = torch.stack([(asked_converted @ own.T).amax(1) for own in passages], 1)
+    ways[f"converted, best passage of {PASSAGE} tokens"] = found(best)
+    return ways
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """A table for each filler, and one of both, with intervals."""
+    rows = content["rows"]
+    lengths = list(next(iter(rows.values())))
+    made = []
+    for title, kinds in (("Both fillers", list(rows)), *((f"Filler: {kind}", [kind]) for kind in rows)):
+        lines = []
+        for way in dict.fromkeys(way for kind in kinds for length in lengths for way in rows[kind][length]):
+            cells = []
+            for length in lengths:
+                hits = [hit for kind in kinds for hit in rows[kind][length].get(way, ())]
+                low, high = interval(sum(hits), len(hits)) if hits else (0.0, 0.0)
+                cells.append(f"{sum(hits) / len(hits):.3f} ({low:.2f}–{high:.2f})" if hits else "–")
+            lines.append([way, *cells])
+        made.append((f"{title}: share of keys found, 95 % interval, by tokens", ["", *lengths], lines))
+    return made
+
+
+def card(content: dict[str, Any]) -> str:
+    """passkeys.md."""
+    return (
+        f"# Pass keys in long texts\n\n{describe(content['environment'])}\n"
+        f"{content['keys']} keys for each length and filler, {content['source']} and its conversion, read with "
+        f"`attention_window={content['window']}`. Chance is {1 / len(NAMES):.2f}.\n"
+        f"{markdown_sections(tables(content))}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", required=True, help="sentence encoder with absolute positions")
+    parser.add_argument("--converted", required=True, help="its conversion")
+    parser.add_argument("--text", required=True, type=Path, help="text of the second filler")
+    parser.add_argument("--window", type=positive_int, default=256, help="attention_window of the conversion")
+    parser.add_argument("--keys", type=positive_int, default=200, help="for each length and filler; a multiple of 50")
+    parser.add_argument("--lengths", type=positive_int, nargs="+", default=LENGTHS)
+    parser.add_argument("--threads", type=positive_int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
+    args = parser.parse_args(arguments)
+    if args.keys % len(NAMES):
+        parser.error(f"--keys {args.keys}: give a multiple of {len(NAMES)}")
+    start_quietly(args.threads)
+    source, converted = load_encoder(args.source), load_encoder(args.converted)
+    converted.model.config.attention_window = args.window
+    for encoder in (source, converted):
+        optimize(encoder.model)
+    texts = {"sentences that repeat": REPEATED, "a text": " ".join(itertools.islice(read_texts(args.text), 1000))}
+    content: dict[str, Any] = {"source": Path(args.source).name, "environment": environment(), "keys": args.keys}
+    content |= {"window": args.window, "rows": {kind: {} for kind in texts}}
+    for length, (kind, text) in itertools.product(args.lengths, texts.items()):
+        started = time.monotonic()
+        content["rows"][kind][str(length)] = measure(source, converted, text, length, args.keys)
+        print(f"{kind}, {length} tokens: {time.monotonic() - started:.0f} s", flush=True)
+    write_report(args.out / "passkeys", content, card(content))
+    print_tables(tables(content))
+
+
+if __name__ == "__main__":
+    main()
