@@ -367,19 +367,6 @@ def test_every_head_carries_memory(auto):
     assert "memory" not in model(ids)
 
 
-def test_memory_survives_a_file(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    model = tiny_model(RelPosBertModel, "rope", memory_length=7)
-    _, memory = by_segments(model, token_ids(BATCH, 5), [5])
-    save_file(memory.to_tensors(), tmp_path / "memory.safetensors")
-    loaded = SegmentMemory.from_tensors(load_file(tmp_path / "memory.safetensors"))
-    assert torch.equal(loaded.mask, memory.mask)
-    assert all(torch.equal(one, other) for one, other in zip(loaded.states, memory.states, strict=True))
-    with pytest.raises(ValueError, match="no memory of segments"):
-        SegmentMemory.from_tensors({"mask": memory.mask, "weight": memory.states[0]})
-
-
 def test_larger_memory_in_evaluation():
     model = tiny_model(RelPosBertLMHeadModel, "alibi", is_decoder=True, memory_length=2)
     ids = token_ids(BATCH, 20)

@@ -17,8 +17,6 @@ from safetensors import SafetensorError, safe_open
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Deepest nesting of a JSON file. Deeper files could exhaust Python's stack when they are copied or written.
-DEEPEST = 100
 LFS_POINTER = b"version https://git-lfs"
 # Types of safetensors that only quantized weights have.
 NO_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64")
@@ -43,13 +41,6 @@ def read_json(path: str | os.PathLike[str], kind: type[dict[str, Any]] | type[li
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a JSON {expected}; restore the file")
     if kind is list and not all(isinstance(entry, dict) for entry in content):
         raise ValueError(f"{path}: holds a list of other things than JSON objects; restore the file")
-    level, depth = [content], 0
-    while level:
-        parts = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [value for part in parts for value in part if isinstance(value, dict | list)]
-        depth += 1
-        if depth > DEEPEST:
-            raise ValueError(f"{path}: nested more than {DEEPEST} levels deep; restore the file")
     return content
 
 

@@ -10,18 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from transformers.utils import logging
 
 from ..host.transformers import ACT2FN
-from ..schemes.registry import (
-    SCHEMES,
-    build_input,
-    build_scheme,
-    build_shared,
-    parts_with_absolute_table,
-    scheme_parts,
-)
+from ..schemes.registry import SCHEMES, build_input, parts_with_absolute_table, scheme_parts
 from ..schemes.scheme import MAX_COUNT
 
 
@@ -31,8 +23,6 @@ logger = logging.get_logger(__name__)
 MAX_LAYERS = 10_000
 MAX_LABELS = 10_000_000
 MAX_GLOBAL_TOKENS = 1_024  # each one is compared for every pair
-MAX_PARAMETERS = 2**40  # 4 TiB in float32
-MAX_NESTING = 100  # Python's own limit is reached at some 300 levels
 MAX_INITIALIZER_RANGE = 1_000
 
 EMBEDDING_PROJECTIONS = ("after_norm", "before_norm")
@@ -220,25 +210,6 @@ def check_arguments(config_class: type, arguments: Mapping[str, Any]) -> None:
             )
 
 
-def check_nesting(arguments: Mapping[str, Any]) -> None:
-    """Check the nesting depth of lists and dicts, since functions that print them recurse as deep.
-
-    Raises:
-        ValueError: for more than `MAX_NESTING` levels; names the argument.
-    """
-    for name, value in arguments.items():
-        level = [value]
-        for _ in range(MAX_NESTING):
-            inner = [each for each in level if isinstance(each, list | tuple | dict)]
-            # visits an object once, even if it occurs several times
-            unique = {id(each): each for each in inner}.values()
-            level = [item for each in unique for item in (each.values() if isinstance(each, dict) else each)]
-            if not level:
-                break
-        else:
-            raise ValueError(f"{name}: lists and dicts are nested more than {MAX_NESTING} levels deep; give fewer")
-
-
 def check_settings(config: Any) -> None:
     """Check that the settings of a RelPosBertConfig are valid and fit together.
 
@@ -250,7 +221,6 @@ def check_settings(config: Any) -> None:
     _check_attention_window(config)
     check_memory_settings(config)
     _check_convolution(config)
-    _check_parameter_count(config)
 
 
 def check_implementation_name(config: Any) -> None:
@@ -360,29 +330,3 @@ def _check_convolution(config: Any) -> None:
             f"{config.memory_length}: the convolution sees tokens to the right, and none of earlier segments; it is "
             "for encoders without a memory"
         )
-
-
-def _check_parameter_count(config: Any) -> None:
-    """The weights must fit into a machine; the scheme's modules are built without data to count their parameters."""
-    with torch.device("meta"):
-        scheme, others = build_scheme(config), (build_shared(config), build_input(config))
-    size, width = config.hidden_size, config.input_size
-    layer = 4 * size**2 + (3 if config.is_gated else 2) * size * config.intermediate_size + _count(scheme)
-    total = (
-        (config.vocab_size + config.type_vocab_size) * width
-        + (size * width if width != size else 0)
-        + config.num_hidden_layers * layer
-        + sum(map(_count, filter(None, others)))
-        + size**2 // config.conv_groups * config.conv_kernel_size
-    )
-    if total > MAX_PARAMETERS:
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
-        listed = ", ".join(f"{name} = {getattr(config, name)}" for name in (*sizes, "position_options"))
-        raise ValueError(
-            f"{listed} make some {total:,} parameters, more than {MAX_PARAMETERS:,}, which no machine holds; "
-            "choose smaller sizes"
-        )
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

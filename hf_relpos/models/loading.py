@@ -100,7 +100,7 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
         return arguments if own else read_other_architecture(kind, source, arguments) or arguments
     try:
         fields, _ = kind.config_class.get_config_dict(source, **_hub_arguments(arguments))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last three: no JSON object
         if os.path.isdir(source):
             check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
         return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so

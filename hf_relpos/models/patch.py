@@ -8,13 +8,11 @@ Inside `patch_transformers()` the same code gets our classes, which subclass the
         model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
 
 The patch replaces two attributes of the nine stock heads, `__init__` and `from_pretrained`. The Auto classes are not
-changed, since they call one of the two. The `__init__` of the stock modules inside the heads is replaced by one that
-rejects such configurations.
+changed, since they call one of the two.
 """
 
 import functools
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import fields
 from threading import RLock
 from types import TracebackType
@@ -24,7 +22,6 @@ import transformers
 from transformers import AutoConfig, BertConfig, BertModel, BertPreTrainedModel, PreTrainedConfig
 from transformers.utils import logging
 
-from ..host.transformers import BertAttention, BertEmbeddings, BertEncoder, BertLayer, BertSelfAttention
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig
 from .loading import HUB_ARGUMENTS, check_loaded, load_prepared, read_other_architecture
@@ -40,15 +37,6 @@ STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = 
 }
 # Fields of our configuration only; the Auto classes, which read a BertConfig, pass them on to the model.
 OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
-# Modules of the stock heads, and the classes of relative configurations that they reject. Our models build some of
-# them with a RelPosBertConfig and replace their self-attention.
-STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
-    BertEmbeddings: (BertConfig, RelPosBertConfig),
-    BertEncoder: (BertConfig, RelPosBertConfig),
-    BertLayer: (BertConfig, RelPosBertConfig),
-    BertAttention: (BertConfig,),
-    BertSelfAttention: (BertConfig,),
-}
 MISSING = object()  # the class inherits the attribute
 
 
@@ -73,8 +61,6 @@ class Patch:
 
 
 _lock = RLock()
-# True while a subclass of a stock head is built, which gets stock parts.
-_in_subclass: ContextVar[bool] = ContextVar("_in_subclass", default=False)
 _active: list[Patch] = []
 # (class, attribute, original, replacement)
 _replaced: list[tuple[type, str, Any, Any]] = []
@@ -96,9 +82,9 @@ def patch_transformers() -> Patch:
     The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they remain valid after
     the patch. Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected
     (a relative subclass of `BertModel` gives a warning). But an exact stock class inside other code, such as
-    `self.bert = BertModel(config)`, becomes ours. A part of a model such as `BertEncoder` or `BertLayer` cannot be
-    replaced, since the model prepares positions and masks for it: `BertEncoder(config)` raises a `ValueError`. Stock
-    heads also reject checkpoints whose encoder would have random weights, as ours do.
+    `self.bert = BertModel(config)`, becomes ours. A part of a model such as `BertEncoder` or `BertLayer` stays stock,
+    since the model prepares positions and masks for it. Stock heads also reject checkpoints whose encoder would have
+    random weights, as ours do.
 
     Patches may be nested and undone in any order: when the last one is undone, the classes have their original
     attributes again.
@@ -221,34 +207,6 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
                 f"{type(self).__name__}, a subclass of BertModel, ignores position_embedding_type = "
                 f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."
             )
-        outside = _in_subclass.set(True)
-        try:
-            before(self, config, *args, **kwargs)
-        finally:
-            _in_subclass.reset(outside)
-
-    return __init__
-
-
-def _refusing_init(part: Any, configs: tuple[type[BertConfig], ...]) -> Callable[..., None]:
-    """`__init__` for a module of the stock heads: an exact instance rejects relative configurations.
-
-    Args:
-        part: class of the module.
-        configs: classes of configuration to reject.
-    """
-    before = part.__init__
-
-    @functools.wraps(before)
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if _active and not _in_subclass.get() and type(self) is part and type(config) in configs and is_ours(config):
-            raise ValueError(
-                f"{part.__name__} with position_embedding_type = {config.position_embedding_type!r}: alone it has no "
-                "relative positions, since these and the masks are prepared by the model around it. Build "
-                "BertModel(config, add_pooling_layer=False), a RelPosBertModel under patch_transformers(), which "
-                "takes input_ids or inputs_embeds; or set position_embedding_type = 'absolute' in a copy of the "
-                "configuration to have the stock module"
-            )
         before(self, config, *args, **kwargs)
 
     return __init__
@@ -298,8 +256,6 @@ def _install() -> None:
     for stock, ours in STOCK_HEADS.items():
         _replace(stock, "__init__", _routed_init(stock, ours))
         _replace(stock, "from_pretrained", _routed_from_pretrained(stock, ours))
-    for part, configs in STOCK_PARTS.items():
-        _replace(part, "__init__", _refusing_init(part, configs))
 
 
 def _replace(owner: type, name: str, routed: Any) -> None:

@@ -143,7 +143,6 @@ INSTEAD = {
 PACKAGE_ONLY = {
     "AttentionCall": ("device", "is_traced", "scores"),
     "RelPosBertConfig": (
-        "__new__",
         "from_bert",
         "from_dict",
         "from_json_file",
