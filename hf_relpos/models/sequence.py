@@ -5,8 +5,10 @@ ends where position ids stop increasing. This module decides which keys a query 
 borders of packed documents, windows and memory.
 """
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +25,6 @@ from ..host.torch import assert_later
 from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT
-from .packing import document_numbers, position_steps
 from .recurrence import SegmentMemory
 
 
@@ -537,3 +538,82 @@ def tokens_to_keep(
         documents = nn.functional.pad(document_numbers(*position_steps(ids, is_token)), (before, 0))
         keep = keep & (documents == documents[:, -1:])
     return keep, attention_mask is None and position_ids is None
+
+
+# Packed documents --------------------------------------------------------------------------------------------------
+
+
+INDICES = (torch.int64, torch.int32)  # dtypes of ids for embeddings
+
+
+def check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...] = INDICES) -> None:
+    """
+    Raises:
+        TypeError: for a value that is not a tensor.
+        ValueError: for a tensor of another dtype.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}; give a tensor, as tokenizers do with return_tensors='pt'"
+        )
+    if value.dtype not in dtypes:
+        raise ValueError(f"{name} has dtype {value.dtype}; give one of {', '.join(map(str, dtypes))}")
+
+
+def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
+    """Position ids of the documents of one packed row, from the output of Transformers' flattening collator.
+
+    Args:
+        tokens: (1, L) or (1, L, D); only its shape and device are read.
+        cu_seq_lens: starts of the documents, then L, (documents + 1,).
+
+    Returns:
+        (1, L), from 0 in every document.
+
+    Raises:
+        TypeError: for a value that is not a tensor.
+        ValueError: for several rows, and for lengths that do not fit the row (if the host can read them).
+    """
+    check_tensor("cu_seq_lens_q", cu_seq_lens)
+    rows, length = tokens.shape[:2]
+    if rows != 1 or cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2:
+        raise ValueError(
+            f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
+            "give position_ids, which restart with each document"
+        )
+    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
+        if int(cu_seq_lens[-1]) != length:
+            raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
+        if int(cu_seq_lens[0]) != 0 or bool((cu_seq_lens.diff() < 0).any()):
+            raise ValueError(
+                f"cu_seq_lens_q = {reprlib.repr(cu_seq_lens.tolist())}: give starts that begin with 0 and rise"
+            )
+    begins = cu_seq_lens.to(tokens.device)
+    indices = torch.arange(length, device=tokens.device)
+    return (indices - begins[torch.bucketize(indices, begins[1:], right=True)])[None]
+
+
+def position_steps(
+    position_ids: torch.Tensor, is_token: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The difference of each token's position to that of the previous token, and which tokens have a previous one.
+
+    Args:
+        position_ids: (B, L).
+        is_token: boolean (B, L), False for padding, which is skipped; None for no padding.
+
+    Returns:
+        Steps (B, L), and boolean (B, L). A document begins where a step is not positive.
+    """
+    if is_token is None:
+        steps = nn.functional.pad(position_ids[:, 1:] - position_ids[:, :-1], (1, 0))
+        return steps, (torch.arange(position_ids.shape[1], device=position_ids.device) > 0).expand_as(position_ids)
+    indices = torch.arange(is_token.shape[1], device=is_token.device)
+    last = torch.where(is_token, indices, -1).cummax(-1).values
+    previous = nn.functional.pad(last, (1, 0), value=-1)[:, :-1]
+    return position_ids - position_ids.gather(1, previous.clamp(min=0)), is_token & (previous >= 0)
+
+
+def document_numbers(steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
+    """The number of each token's document in its row, from 0, (B, L), from the result of `position_steps`."""
+    return (follows & (steps <= 0)).long().cumsum(-1)
