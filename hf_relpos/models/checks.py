@@ -4,7 +4,6 @@ Each raises an error that names field or argument, value and remedy. Transformer
 only: an invalid value would cause an error of PyTorch that names no field, or the construction of a model without end.
 """
 
-import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ logger = logging.get_logger(__name__)
 
 # DeepNet (Wang et al. 2022, arXiv 2203.00555) trains 1,000 layers; a million module objects would fill the memory.
 MAX_LAYERS = 10_000
-MAX_LABELS = 10_000_000
 MAX_GLOBAL_TOKENS = 1_024  # each one is compared for every pair
 MAX_INITIALIZER_RANGE = 1_000
 
@@ -39,11 +37,6 @@ class Rule(NamedTuple):
 
     accepts: Callable[[Any], bool]
     help: str
-
-
-def shown(value: Any) -> str:
-    """A value for an error message, shortened if it is long."""
-    return reprlib.repr(value)
 
 
 def integer(low: int, high: int = MAX_COUNT, optional: bool = False) -> Rule:
@@ -66,16 +59,10 @@ def _is_labels(value: Any) -> bool:
     return value is None or (isinstance(value, Mapping) and all(str(key).isdecimal() for key in value))
 
 
-def _is_layers(value: Any) -> bool:
-    return value is None or (_is_labels(value) and all(isinstance(layer, Mapping) for layer in value.values()))
-
-
 def _is_dtype(value: Any) -> bool:
     return value is None or isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype)
 
 
-BOOLEAN = Rule(lambda value: value is None or isinstance(value, bool), "True or False")
-MAPPING = Rule(lambda value: value is None or isinstance(value, Mapping), "a dict, or None")
 NAMES = Rule(
     lambda value: value is None or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)),
     "a list of strings, or None",
@@ -116,7 +103,7 @@ FIELDS: dict[str, Rule] = {
         lambda value: value is None or (isinstance(value, list) and all(name in PROJECTIONS for name in value)),
         f"a list of some of {', '.join(map(repr, PROJECTIONS))}, or None",
     ),
-    "converted_from": MAPPING,
+    "converted_from": Rule(lambda value: value is None or isinstance(value, Mapping), "a dict, or None"),
     "feed_forward_type": Rule(
         lambda value: value in FEED_FORWARD_TYPES, f"one of {', '.join(map(repr, FEED_FORWARD_TYPES))}"
     ),
@@ -128,34 +115,20 @@ FIELDS: dict[str, Rule] = {
         f"at most {MAX_GLOBAL_TOKENS:,} positions, integers from 0 to {MAX_COUNT:,}, or None",
     ),
     "architectures": NAMES,
-    "output_hidden_states": BOOLEAN,
-    "return_dict": BOOLEAN,
-    "is_encoder_decoder": BOOLEAN,
     "dtype": DTYPE,
     "id2label": Rule(_is_labels, "a dict from numbers of labels to their names, or None"),
-    "label2id": MAPPING,
     "problem_type": Rule(
         lambda value: value is None or value in PROBLEM_TYPES, f"one of {', '.join(map(repr, PROBLEM_TYPES))}, or None"
     ),
 }
 # Other arguments that Transformers takes.
 ARGUMENTS: dict[str, Rule] = {
-    "num_labels": integer(0, MAX_LABELS),
+    "num_labels": integer(0),
     "torch_dtype": DTYPE,
-    "output_attentions": BOOLEAN,
     "attention_temperature": Rule(lambda value: value in (None, "none"), "'none'; commit c4f20b3 has others"),
     "attn_implementation": BACKEND,
     "_attn_implementation": BACKEND,
     "experts_implementation": BACKEND,
-    "layer_types": NAMES,
-    "mlp_layer_types": NAMES,
-    "rope_scaling": MAPPING,
-    "rope_parameters": MAPPING,
-    "per_layer_config": Rule(_is_layers, "a dict from numbers of layers to dicts of their fields, or None"),
-    "quantization_config": Rule(
-        lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "to_dict"),
-        "a dict or a quantization configuration of Transformers, or None",
-    ),
 }
 
 
@@ -173,8 +146,8 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
         given = value.values() if isinstance(value, Mapping) else [value]
         if ARGUMENTS.get(name) is BACKEND and any("/" in each for each in given if isinstance(each, str)):
             logger.warning(
-                f"{where}: {name} = {shown(value)} would download and import code, and is left out; if you trust it, "
-                f"give attn_implementation={shown(value)} yourself"
+                f"{where}: {name} = {value!r} would download and import code, and is left out; if you trust it, "
+                f"give attn_implementation={value!r} yourself"
             )
         else:
             kept[name] = value
@@ -192,25 +165,7 @@ def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) ->
     for name, value in values:
         rule = rules.get(name)
         if rule is not None and not rule.accepts(value):
-            raise ValueError(f"{name} = {shown(value)}: give {rule.help}")
-
-
-def check_arguments(config_class: type, arguments: Mapping[str, Any]) -> None:
-    """Check the arguments of a configuration that are not fields, before Transformers sets them as attributes.
-
-    Raises:
-        ValueError: for an invalid value, and for the name of another attribute of the class.
-    """
-    check_rules(ARGUMENTS, arguments.items())
-    for name, value in arguments.items():
-        if not isinstance(name, str) or not hasattr(config_class, name):
-            continue
-        own = inspect.getattr_static(config_class, name)
-        if own.fset is None if isinstance(own, property) else own != value:
-            raise ValueError(
-                f"{name} = {shown(value)}: {config_class.__name__} has an attribute of this name that no "
-                "configuration sets; leave it out"
-            )
+            raise ValueError(f"{name} = {reprlib.repr(value)}: give {rule.help}")
 
 
 def check_settings(config: Any) -> None:
@@ -221,17 +176,9 @@ def check_settings(config: Any) -> None:
     """
     _check_heads(config)
     _check_position_scheme(config)
-    _check_attention_window(config)
+    _check_global_tokens(config)
     check_memory_settings(config)
     _check_convolution(config)
-
-
-def check_implementation_name(config: Any) -> None:
-    """
-    Raises:
-        ValueError: for an `attn_implementation` that is not a name.
-    """
-    check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
 
 
 def check_fields(config: Any) -> None:
@@ -282,23 +229,16 @@ def _check_position_scheme(config: Any) -> None:
         build_input(config)  # raises for two schemes that act on the input
 
 
-def _check_attention_window(config: Any) -> None:
-    """The window must be a positive number of positions; global tokens need a window."""
-    if config.attention_window is not None and config.attention_window < 1:
-        raise ValueError(f"attention_window = {config.attention_window}: give a positive number of positions, or None")
-    if config.global_tokens is not None and (
-        config.attention_window is None or min(config.global_tokens, default=0) < 0
-    ):
+def _check_global_tokens(config: Any) -> None:
+    """Global tokens need a window."""
+    if config.global_tokens is not None and config.attention_window is None:
         raise ValueError(
-            f"global_tokens = {config.global_tokens} with attention_window = {config.attention_window}: give "
-            "positions from 0 on, and a window"
+            f"global_tokens = {config.global_tokens} with attention_window = None: give a window, or leave them out"
         )
 
 
 def check_memory_settings(config: Any) -> None:
     """Recurrence memory needs schemes whose distances extend to the left of a segment."""
-    if config.memory_length < 0:
-        raise ValueError(f"memory_length = {config.memory_length}: give a number of tokens, or 0 for no memory")
     if not config.memory_length:
         return
     for scheme, settings in parts_with_absolute_table(config):

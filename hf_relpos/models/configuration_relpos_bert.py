@@ -147,7 +147,7 @@ class RelPosBertConfig(BertConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         checks = installed("models.checks")
         if checks is not None:
-            checks.check_arguments(type(self), kwargs)
+            checks.check_rules(checks.ARGUMENTS, kwargs.items())
             checks.check_fields(self)
         self.position_options = dict(self.position_options or {})
         super().__post_init__(**kwargs)

@@ -506,9 +506,6 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
-        checks = installed("models.checks")
-        if checks is not None:
-            checks.check_implementation_name(config)
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()

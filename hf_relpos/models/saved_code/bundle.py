@@ -445,32 +445,17 @@ def _where(meaning: Definition | tuple[str, str | None]) -> str:
 
 def _imports(bound: dict[str, tuple[str, str | None]]) -> list[str]:
     """Import statements, with those of the standard library first."""
-    blocks = []
-    for own in (True, False):
-        of_block = {
-            name: (module, there)
-            for name, (module, there) in bound.items()
-            if (module.split(".")[0] in sys.stdlib_module_names) is own
-        }
-        lines = sorted(
-            f"import {module}" + (f" as {name}" if name != module else "")
-            for name, (module, there) in of_block.items()
-            if there is None
-        )
-        for module in sorted({module for module, there in of_block.values() if there is not None}):
-            lines.append(
-                _from(
-                    module,
-                    sorted(
-                        there if there == name else f"{there} as {name}"
-                        for name, (source, there) in of_block.items()
-                        if source == module and there is not None
-                    ),
-                )
-            )
-        if lines:
-            blocks.append("\n".join(lines))
-    return blocks
+    lines = []
+    names: dict[str, list[str]] = {}
+    for name, (module, there) in sorted(bound.items()):
+        if there is None:
+            lines.append(f"import {module}" + (f" as {name}" if name != module else ""))
+        else:
+            names.setdefault(module, []).append(there if there == name else f"{there} as {name}")
+    lines += [_from(module, sorted(names[module])) for module in sorted(names)]
+    own = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    other = [line for line in lines if line not in own]
+    return ["\n".join(block) for block in (own, other) if block]
 
 
 def _from(module: str, names: list[str]) -> str:
