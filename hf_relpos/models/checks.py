@@ -55,10 +55,6 @@ def number(low: float, high: float, optional: bool = False) -> Rule:
     )
 
 
-def _is_labels(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and all(str(key).isdecimal() for key in value))
-
-
 def _is_dtype(value: Any) -> bool:
     return value is None or isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype)
 
@@ -116,7 +112,10 @@ FIELDS: dict[str, Rule] = {
     ),
     "architectures": NAMES,
     "dtype": DTYPE,
-    "id2label": Rule(_is_labels, "a dict from numbers of labels to their names, or None"),
+    "id2label": Rule(
+        lambda value: value is None or (isinstance(value, Mapping) and all(str(key).isdecimal() for key in value)),
+        "a dict from numbers of labels to their names, or None",
+    ),
     "problem_type": Rule(
         lambda value: value is None or value in PROBLEM_TYPES, f"one of {', '.join(map(repr, PROBLEM_TYPES))}, or None"
     ),
@@ -174,9 +173,16 @@ def check_settings(config: Any) -> None:
     Raises:
         ValueError: otherwise.
     """
-    _check_heads(config)
+    if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"hidden_size = {config.hidden_size} is not a multiple of num_attention_heads = "
+            f"{config.num_attention_heads}; choose a number of heads that divides it"
+        )
+    if config.global_tokens is not None and config.attention_window is None:
+        raise ValueError(
+            f"global_tokens = {config.global_tokens} with attention_window = None: give a window, or leave them out"
+        )
     _check_position_scheme(config)
-    _check_global_tokens(config)
     check_memory_settings(config)
     _check_convolution(config)
 
@@ -194,15 +200,6 @@ def check_fields(config: Any) -> None:
         raise ValueError(
             "add_cross_attention = True with is_decoder = False: only a decoder attends to an encoder; set "
             "is_decoder=True, or leave cross-attention out"
-        )
-
-
-def _check_heads(config: Any) -> None:
-    """The number of heads must divide the hidden size."""
-    if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"hidden_size = {config.hidden_size} is not a multiple of num_attention_heads = "
-            f"{config.num_attention_heads}; choose a number of heads that divides it"
         )
 
 
@@ -227,14 +224,6 @@ def _check_position_scheme(config: Any) -> None:
             raise ValueError(f"position_embedding_type = {config.position_embedding_type}: {error}") from error
     with torch.device("meta"):
         build_input(config)  # raises for two schemes that act on the input
-
-
-def _check_global_tokens(config: Any) -> None:
-    """Global tokens need a window."""
-    if config.global_tokens is not None and config.attention_window is None:
-        raise ValueError(
-            f"global_tokens = {config.global_tokens} with attention_window = None: give a window, or leave them out"
-        )
 
 
 def check_memory_settings(config: Any) -> None:

@@ -260,13 +260,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         options: dict[str, Any],
         terms: Terms | None = None,
     ) -> AttentionCall:
-        """The attention of (B, H, L, d) and (B, H, K, d).
-
-        Args:
-            terms: terms of the scheme for this call; None to compute them, or take the shared ones.
-
-        Other arguments are those of `forward`.
-        """
+        """The attention of (B, H, L, d) and (B, H, K, d). Without terms these are computed, or the shared ones."""
         context = self.layer_context(context, query, key.shape[2])
         if shared_terms is not None and (
             shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature

@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from threading import RLock
-from types import TracebackType
 from typing import Any
 
 import transformers
@@ -24,7 +23,7 @@ from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig
-from .loading import HUB_ARGUMENTS, check_loaded, load_prepared, read_other_architecture
+from .loading import check_loaded, hub_arguments, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .saved_code.remote_code import installed
 
@@ -54,9 +53,7 @@ class Patch:
     def __enter__(self) -> "Patch":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
@@ -141,9 +138,8 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
     source = path if config is None else config
     if source is None or kwargs.get("gguf_file") is not None:
         return False
-    hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     try:
-        saved, _ = BertConfig.get_config_dict(source, **hub)
+        saved, _ = BertConfig.get_config_dict(source, **hub_arguments(kwargs))
     except OSError:  # no such file or repository: the stock class raises a better error
         return False
     if saved.get("model_type", "bert") == "bert" and _tells_another_architecture(source, saved):
@@ -152,14 +148,7 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Load a checkpoint that only its tensors show to be another architecture; None for a BERT.
-
-    Args:
-        ours: our class.
-        path: path of the checkpoint.
-        config: a BertConfig given to the stock class; None for that of the checkpoint.
-        kwargs: other arguments of `from_pretrained`.
-    """
+    """Load a checkpoint that only its tensors show to be another architecture; None for a BERT."""
     given = kwargs if config is None else {**kwargs, "config": config}
     found = read_other_architecture(ours, path, given, by_tensors=True)
     if found is None:
@@ -178,9 +167,8 @@ def _routed_auto_config() -> "classmethod[Any, ..., Any]":
         inherited = before.__get__(None, cls)
         if not _active:
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
-        hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
         try:
-            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub_arguments(kwargs))
         except OSError:  # no such file or repository: the stock class raises a better error
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
         families = installed("families.loading")

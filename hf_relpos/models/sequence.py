@@ -5,7 +5,6 @@ ends where position ids stop increasing. This module decides which keys a query 
 borders of packed documents, windows and memory.
 """
 
-import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -157,22 +156,14 @@ class SequenceMetadata:
         positions = self.positions if self.memory is not None else None
 
         if documents is not None:
-
-            def in_same_document(
-                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-            ) -> torch.Tensor:
-                return documents[batch, query] == documents[batch, key]
-
-            functions.append(in_same_document)
+            functions.append(lambda batch, head, query, key: documents[batch, query] == documents[batch, key])
         if window is not None:
             global_tokens = global_tokens_of(config)
-
-            def is_near(
-                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-            ) -> torch.Tensor:
-                return in_window(window, global_tokens, positions, index_in_document, batch, query, key)
-
-            functions.append(is_near)
+            functions.append(
+                lambda batch, head, query, key: in_window(
+                    window, global_tokens, positions, index_in_document, batch, query, key
+                )
+            )
         return functions
 
 
@@ -455,8 +446,9 @@ def _with_memory(
         else:
             documents = documents if bool(documents[:, -1].any()) else None
             has_gaps = bool((follows & (steps > 1)).any())
-    # padding between the memory and the segment
-    has_holes = attention_mask is not None and (is_traced() or bool(_count_runs(with_memory).gt(1).any()))
+    # padding between the memory and the segment, or within it
+    begins = with_memory & ~nn.functional.pad(with_memory, (1, 0))[:, :-1]
+    has_holes = attention_mask is not None and (is_traced() or bool((begins.sum(-1) > 1).any()))
     if has_holes or has_gaps:
         if ids is None or is_traced():  # a graph cannot read the ids: it assumes consecutive tokens
             ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
@@ -488,13 +480,7 @@ def token_mask(attention_mask: torch.Tensor | None, batch: int, keys: int, devic
 def _positions_with_memory(
     memory_mask: torch.Tensor, is_token: torch.Tensor, ids: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """Positions of all keys, (B, M + K), and their largest distance; the memory ends before the first token.
-
-    Args:
-        memory_mask: mask of the memory, (B, M).
-        is_token: which of the other keys are not padding, (B, K).
-        ids: positions of the other keys, (B, K).
-    """
+    """Positions of all keys, (B, M + K), and their largest distance; `ids` are those of the keys after the memory."""
     first = ids.gather(1, is_token.long().argmax(-1, keepdim=True))
     left = first - memory_mask.long().flip(-1).cumsum(-1).flip(-1)
     positions, real = torch.cat([left, ids], dim=-1), torch.cat([memory_mask, is_token], dim=-1)
@@ -503,11 +489,6 @@ def _positions_with_memory(
     if is_traced():
         return positions, positions.shape[1] - 1
     return positions, _largest_distance(positions)
-
-
-def _count_runs(is_token: torch.Tensor) -> torch.Tensor:
-    """Number of stretches of tokens without padding in each row, (B,)."""
-    return (is_token & ~nn.functional.pad(is_token, (1, 0))[:, :-1]).sum(-1)
 
 
 def tokens_to_keep(
@@ -584,10 +565,6 @@ def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torc
     if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
         if int(cu_seq_lens[-1]) != length:
             raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
-        if int(cu_seq_lens[0]) != 0 or bool((cu_seq_lens.diff() < 0).any()):
-            raise ValueError(
-                f"cu_seq_lens_q = {reprlib.repr(cu_seq_lens.tolist())}: give starts that begin with 0 and rise"
-            )
     begins = cu_seq_lens.to(tokens.device)
     indices = torch.arange(length, device=tokens.device)
     return (indices - begins[torch.bucketize(indices, begins[1:], right=True)])[None]

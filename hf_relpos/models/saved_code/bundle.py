@@ -385,14 +385,7 @@ def _file(
     entry: str,
     changed: Mapping[str, str],
 ) -> str:
-    """One of the two files.
-
-    Args:
-        definitions: definitions in the file.
-        imported: definitions that it may import from the other file.
-        entry: module whose `__all__` the file has.
-        changed: replacement code by name.
-    """
+    """One of the two files, which may import definitions from the other, and has the `__all__` of a module."""
     names: dict[str, Any] = {}
     for module in _in_order({definition.module for definition in definitions}):
         for definition in _module(module).definitions:

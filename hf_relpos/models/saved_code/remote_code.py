@@ -98,8 +98,7 @@ def save_code(config: Any, save_directory: str | os.PathLike[str]) -> bool:
     except NoCodeError as error:
         problem = str(error)
     if clashes := files_in_the_way(target):
-        are = "is" if len(clashes) == 1 else "are"
-        problem = f"{', '.join(clashes)} {are} not hf_relpos's and left as {'it is' if are == 'is' else 'they are'}"
+        problem = f"files that are not hf_relpos's are left as they are ({', '.join(clashes)})"
     if problem:
         warnings.warn(
             f"{target}: {problem}, so the code of the model was not saved there, and trust_remote_code=True will not "
