@@ -87,11 +87,7 @@ def probe_call(
 ) -> AttentionCall:
     """An attention call of a model with this configuration, on tensors without data, with only its window as mask.
 
-    Args:
-        config: a RelPosBertConfig.
-        batch: B.
-        length: L, of queries and keys.
-        device: device of the call; None for the meta device.
+    No device means the meta device.
     """
     terms, context, _ = _probe(config)
     heads = config.num_attention_heads

@@ -25,10 +25,6 @@ NO_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64
 def read_json(path: str | os.PathLike[str], kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
     """Read a JSON object, or a list of objects.
 
-    Args:
-        path: the file.
-        kind: dict or list.
-
     Raises:
         ValueError: for a file that cannot be read or has other content; names the file.
     """
@@ -105,22 +101,13 @@ def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) ->
 
 
 def variant_name(name: str, variant: str | None) -> str:
-    """What Transformers calls a file of a variant: model.fp16.safetensors, model.safetensors.index.fp16.json.
-
-    Args:
-        name: of the file without a variant.
-        variant: as `from_pretrained` takes it.
-    """
+    """What Transformers calls a file of a variant: model.fp16.safetensors, model.safetensors.index.fp16.json."""
     stem, ending = name.rsplit(".", 1)
     return f"{stem}.{variant}.{ending}" if variant else name
 
 
 def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> list[str]:
     """Paths of a folder's safetensors: one file, or the shards in its index; an empty list without safetensors.
-
-    Args:
-        folder: folder of the checkpoint.
-        variant: as in `from_pretrained`, such as `fp16`.
 
     Raises:
         ValueError: as `read_index`.
@@ -155,10 +142,6 @@ def check_weights(files: Iterable[str]) -> None:
 
 def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
     """Check the files of a local folder before `from_pretrained` loads them; does nothing for other checkpoints.
-
-    Args:
-        checkpoint: first argument of `from_pretrained`.
-        arguments: its other arguments.
 
     Raises:
         ValueError: for broken files, and weights without a config.json.

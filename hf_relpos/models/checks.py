@@ -26,10 +26,8 @@ MAX_LAYERS = 10_000
 MAX_GLOBAL_TOKENS = 1_024  # each one is compared for every pair
 MAX_INITIALIZER_RANGE = 1_000
 
-EMBEDDING_PROJECTIONS = ("after_norm", "before_norm")
 PROJECTIONS = ("query", "key", "value")
 FEED_FORWARD_TYPES = ("mlp", "glu")
-PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 class Rule(NamedTuple):
@@ -55,6 +53,11 @@ def number(low: float, high: float, optional: bool = False) -> Rule:
     )
 
 
+def one_of(*values: str | None) -> Rule:
+    """One of these values."""
+    return Rule(lambda value: value in values, f"one of {', '.join(map(repr, values))}")
+
+
 def _is_dtype(value: Any) -> bool:
     return value is None or isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype)
 
@@ -63,7 +66,7 @@ NAMES = Rule(
     lambda value: value is None or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)),
     "a list of strings, or None",
 )
-ACTIVATION = Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}")
+ACTIVATION = one_of(*sorted(ACT2FN))
 DTYPE = Rule(_is_dtype, "the name of a dtype, such as 'float32'")
 BACKEND = Rule(
     lambda value: value is None or isinstance(value, str | Mapping), "the name of an attention backend, or None"
@@ -92,17 +95,13 @@ FIELDS: dict[str, Rule] = {
     "layer_norm_eps": number(0, 1),
     "hidden_act": ACTIVATION,
     "pooler_hidden_act": ACTIVATION,
-    "embedding_projection": Rule(
-        lambda value: value in EMBEDDING_PROJECTIONS, f"one of {', '.join(map(repr, EMBEDDING_PROJECTIONS))}"
-    ),
+    "embedding_projection": one_of("after_norm", "before_norm"),
     "attention_biases": Rule(
         lambda value: value is None or (isinstance(value, list) and all(name in PROJECTIONS for name in value)),
         f"a list of some of {', '.join(map(repr, PROJECTIONS))}, or None",
     ),
     "converted_from": Rule(lambda value: value is None or isinstance(value, Mapping), "a dict, or None"),
-    "feed_forward_type": Rule(
-        lambda value: value in FEED_FORWARD_TYPES, f"one of {', '.join(map(repr, FEED_FORWARD_TYPES))}"
-    ),
+    "feed_forward_type": one_of(*FEED_FORWARD_TYPES),
     "global_tokens": Rule(
         lambda value: (
             value is None
@@ -116,9 +115,7 @@ FIELDS: dict[str, Rule] = {
         lambda value: value is None or (isinstance(value, Mapping) and all(str(key).isdecimal() for key in value)),
         "a dict from numbers of labels to their names, or None",
     ),
-    "problem_type": Rule(
-        lambda value: value is None or value in PROBLEM_TYPES, f"one of {', '.join(map(repr, PROBLEM_TYPES))}, or None"
-    ),
+    "problem_type": one_of("regression", "single_label_classification", "multi_label_classification", None),
 }
 # Other arguments that Transformers takes.
 ARGUMENTS: dict[str, Rule] = {

@@ -24,7 +24,7 @@ class OtherArchitecture(dict[str, Any]):
     """Fields of a RelPosBertConfig for a checkpoint of another architecture, whose weights have other names."""
 
 
-def _other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
+def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
     """Fields of a RelPosBertConfig for another architecture that the installed package reads; None for others."""
     families = installed("families.loading")
     fields = None if families is None else families.config_fields(source, config)
@@ -168,7 +168,7 @@ class RelPosBertConfig(BertConfig):
         config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         model_type = config.get("model_type", cls.model_type)
         if model_type == "bert":
-            if fields := _other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(pretrained_model_name_or_path, config):
                 return fields, kwargs
             if config.get("use_relative_position"):
                 raise ValueError(
@@ -184,7 +184,7 @@ class RelPosBertConfig(BertConfig):
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
-            if fields := _other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(pretrained_model_name_or_path, config):
                 return fields, kwargs
             raise ValueError(
                 f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
@@ -225,7 +225,7 @@ class RelPosBertConfig(BertConfig):
             backend = _without_kernels({"_attn_implementation": backend}, config.name_or_path or "BertConfig").get(
                 "_attn_implementation"
             )
-            other = _other_architecture(config.name_or_path, values)
+            other = other_architecture(config.name_or_path, values)
             values = other or {**values, **NOT_STOCK}
             known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
             if other and backend not in known:  # a name of the checkpoint's own code, such as JinaBERT's "torch"

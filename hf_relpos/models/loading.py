@@ -42,10 +42,7 @@ def load(
 
     Args:
         kind: our class.
-        from_pretrained: the method of Transformers, bound to the class.
-        source: folder or Hub repository; None for a `state_dict`.
-        args: further positional arguments.
-        arguments: keyword arguments.
+        from_pretrained: the method of Transformers, bound to the class; its other arguments follow.
 
     Returns:
         The model, and with `output_loading_info=True` its loading info.

@@ -595,9 +595,6 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         return {name: time for name, time in times.items() if name not in (CONFIGURATION, MODELING)}
 
 
-KEPT_OUTPUTS = ("output_hidden_states", "output_attentions")
-
-
 def unpadded_batch(
     model: "RelPosBertModel", attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
 ) -> UnpaddedBatch | None:
@@ -614,7 +611,9 @@ def unpadded_batch(
         or attention_mask.dim() != 2
         or config.chunk_size_feed_forward
         or config.conv_kernel_size  # a convolution reads neighbouring tokens
-        or any(outputs.get(name, getattr(config, name, False)) for name in KEPT_OUTPUTS)
+        or any(
+            outputs.get(name, getattr(config, name, False)) for name in ("output_hidden_states", "output_attentions")
+        )
         or is_traced()  # shapes that depend on data would break a graph
     ):
         return None

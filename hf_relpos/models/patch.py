@@ -22,7 +22,7 @@ from transformers import AutoConfig, BertConfig, BertModel, BertPreTrainedModel,
 from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
-from .configuration_relpos_bert import RelPosBertConfig
+from .configuration_relpos_bert import RelPosBertConfig, other_architecture
 from .loading import check_loaded, hub_arguments, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .saved_code.remote_code import installed
@@ -113,24 +113,13 @@ def is_relative(scheme: Any) -> bool:
 
 
 def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
-    """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes.
-
-    Args:
-        config: any object.
-        changes: keywords that override its fields.
-    """
+    """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes with these changes."""
     if type(config) not in (BertConfig, RelPosBertConfig):
         return False
     scheme = getattr(config, "position_embedding_type", None)
     if is_relative((changes or {}).get("position_embedding_type", scheme)):
         return True
-    return type(config) is BertConfig and _tells_another_architecture(config.name_or_path, config.to_dict())
-
-
-def _tells_another_architecture(source: Any, config: dict[str, Any]) -> bool:
-    """Whether a configuration with BERT's model_type belongs to a relative architecture that we read."""
-    families = installed("families.loading")
-    return families is not None and families.config_fields(source, config) is not None
+    return type(config) is BertConfig and other_architecture(config.name_or_path, config.to_dict()) is not None
 
 
 def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
@@ -142,7 +131,7 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
         saved, _ = BertConfig.get_config_dict(source, **hub_arguments(kwargs))
     except OSError:  # no such file or repository: the stock class raises a better error
         return False
-    if saved.get("model_type", "bert") == "bert" and _tells_another_architecture(source, saved):
+    if saved.get("model_type", "bert") == "bert" and other_architecture(source, saved):
         return True
     return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
 

@@ -67,11 +67,7 @@ class SegmentMemory(ModelOutput):
 
 
 def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) -> None:
-    """Reject a memory that does not fit the model or the batch.
-
-    Args:
-        config: a RelPosBertConfig.
-        batch: B, rows of the segment.
+    """Reject a memory that does not fit the model or the rows of the segment.
 
     Raises:
         TypeError: for a value that is not a SegmentMemory.

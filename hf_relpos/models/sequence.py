@@ -111,16 +111,11 @@ class SequenceMetadata:
         attention_mask: torch.Tensor | None,
         cache: Cache | None = None,
     ) -> torch.Tensor | LazyMask | BlockMask | None:
-        """The attention mask of the call, for the backend of the configuration.
+        """The attention mask of the call, for the backend of the configuration: `window_mask`, or `tensor_mask`.
 
         Args:
-            config: a RelPosBertConfig.
             hidden_states: (B, L, D); only shape, dtype and device are read.
             attention_mask: (B, K), or prepared (B, 1, L, K), without the memory; or None.
-            cache: the cache, or None.
-
-        Returns:
-            `window_mask`, or `tensor_mask` if that is None.
         """
         mask = window_mask(self, config, hidden_states, attention_mask)
         return self.tensor_mask(config, hidden_states, attention_mask, cache) if mask is None else mask
@@ -206,10 +201,6 @@ def window_mask(
 ) -> SlidingWindowMask | None:
     """The mask of an attention window as vectors, for backends that read only the keys in the window.
 
-    Args:
-        metadata: the tokens of the call.
-        config, hidden_states, attention_mask: as in `SequenceMetadata.mask`.
-
     Returns:
         None without a window, and if the mask must be a tensor.
     """
@@ -283,17 +274,11 @@ def sequence_metadata(
     memory: SegmentMemory | None,
     caller_has_cache: bool = False,
 ) -> SequenceMetadata:
-    """The metadata of a call.
+    """The metadata of a call. In masks, K are the keys without the memory.
 
     Args:
-        config: a RelPosBertConfig.
-        inputs: inputs that its scheme reads.
-        tokens: (B, L) or (B, L, D); only its shape and device are read.
-        attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
         position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; or None.
         relation_ids: (B, L, L), or None; only its presence is checked.
-        past_length: tokens in the cache.
-        memory: recurrence memory of earlier segments, or None.
         caller_has_cache: whether the caller gave the cache. The ids are then those of the new tokens only, whose
             distances to the keys in the cache follow from `past_length`.
 

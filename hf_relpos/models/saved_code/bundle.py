@@ -31,7 +31,6 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 CONFIGURATION_MODULE = f"{PACKAGE}.models.configuration_relpos_bert"
 MODELING_MODULE = f"{PACKAGE}.models.modeling_relpos_bert"
-REGISTRY = f"{PACKAGE}.schemes.registry"
 WIDTH = 119
 
 HEADER = '''"""{title} of BERT with relative positions, position scheme {schemes}: the code of a saved model.
@@ -263,8 +262,6 @@ def _read_import(module: Module, package: str, statement: ast.Import | ast.Impor
     for alias in statement.names:
         bound = alias.asname or alias.name
         if isinstance(statement, ast.Import):
-            if alias.asname is None and "." in alias.name:
-                raise BundleError(f"{module.name}: import {alias.name}; write `from … import …`")
             module.absolute[bound] = (alias.name, None)
         elif not statement.level:
             module.absolute[bound] = (str(statement.module), alias.name)
