@@ -81,14 +81,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) -> None:
-    """
-    Args:
-        folder: folder of a checkpoint.
-        only_if_there: accept a folder without config.json.
-
-    Raises:
-        ValueError: for a missing or broken config.json.
-    """
+    """Raise a ValueError for a missing or broken config.json; with `only_if_there`, for a broken one."""
     path = os.path.join(folder, CONFIG)
     if not os.path.isfile(path):
         if only_if_there:

@@ -132,10 +132,6 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
     """The fields of a file without an attention kernel of a repository, which Transformers would download and import.
 
     A warning names it. A caller may name it: `from_pretrained(…, attn_implementation=…)`.
-
-    Args:
-        fields: of a configuration.
-        where: the file or folder, for the warning.
     """
     kept = {}
     for name, value in fields.items():
@@ -151,13 +147,7 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
 
 
 def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) -> None:
-    """
-    Args:
-        values: names and values; names without a rule are skipped.
-
-    Raises:
-        ValueError: for a value that its rule rejects.
-    """
+    """Raise a ValueError for a value that its rule rejects; names without a rule are skipped."""
     for name, value in values:
         rule = rules.get(name)
         if rule is not None and not rule.accepts(value):
@@ -165,11 +155,7 @@ def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) ->
 
 
 def check_settings(config: Any) -> None:
-    """Check that the settings of a RelPosBertConfig are valid and fit together.
-
-    Raises:
-        ValueError: otherwise.
-    """
+    """Raise a ValueError if the settings of a RelPosBertConfig are invalid or do not fit together."""
     if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size = {config.hidden_size} is not a multiple of num_attention_heads = "

@@ -287,12 +287,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         )
 
     def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
-        """The context of a call with the layer's device, dtype and projections.
-
-        Args:
-            query: only its device and dtype are read.
-            key_length: K.
-        """
+        """The context of a call with the device and dtype of queries, and the layer's projections."""
         return replace(
             context,
             key_length=key_length,
@@ -304,11 +299,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         )
 
     def make_shared_terms(self, context: AttentionContext, hidden_states: torch.Tensor) -> SharedTerms:
-        """The terms of this layer's scheme, to be shared by all layers.
-
-        Args:
-            hidden_states: (B, L, D); only device and dtype are read.
-        """
+        """The terms of this layer's scheme, to be shared by all layers, for the device and dtype of hidden states."""
         device, dtype = hidden_states.device, hidden_states.dtype
         if device.type != "meta" and torch.is_autocast_enabled(device.type):  # autocast fails on the meta device
             dtype = torch.get_autocast_dtype(device.type)
@@ -387,10 +378,6 @@ class FirstLayerConvolution(nn.Module):
 
 def tokens_to_convolve(attention_mask: Any, documents: torch.Tensor | None) -> torch.Tensor | None:
     """Which tokens are not padding, (B, L); None for all.
-
-    Args:
-        attention_mask: argument of `forward`.
-        documents: numbers of the keys' documents; None for one document per row.
 
     Raises:
         ValueError: for several documents in a row, which the convolution would mix, and for a mask that does not tell
@@ -598,12 +585,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 def unpadded_batch(
     model: "RelPosBertModel", attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
 ) -> UnpaddedBatch | None:
-    """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch.
-
-    Args:
-        attention_mask: the mask that `forward` was given.
-        outputs: `output_hidden_states` and `output_attentions`, if `forward` was given them.
-    """
+    """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch."""
     config = model.config
     if (
         not (config.unpad_inputs or model.unpads)

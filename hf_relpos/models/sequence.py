@@ -87,12 +87,7 @@ class SequenceMetadata:
     prepared_mask: torch.Tensor | None = None
 
     def context(self, token_type_ids: torch.Tensor | None, relation_ids: torch.Tensor | None) -> AttentionContext:
-        """The context for attention.
-
-        Args:
-            token_type_ids: (B, L), or None.
-            relation_ids: (B, L, L), or None.
-        """
+        """The context for attention, with token_type_ids (B, L) and relation_ids (B, L, L)."""
         return AttentionContext(
             self.query_length,
             self.key_length,
@@ -389,10 +384,7 @@ def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_ma
 
 
 def _largest_distance(positions: torch.Tensor) -> int:
-    """
-    Raises:
-        ValueError: for distances larger than schemes support.
-    """
+    """Raise a ValueError for distances larger than schemes support."""
     largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
     smallest, distance = int(largest.min), int(largest.max)
     if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
@@ -513,11 +505,7 @@ INDICES = (torch.int64, torch.int32)  # dtypes of ids for embeddings
 
 
 def check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...] = INDICES) -> None:
-    """
-    Raises:
-        TypeError: for a value that is not a tensor.
-        ValueError: for a tensor of another dtype.
-    """
+    """Raise a TypeError for what is not a tensor, and a ValueError for a tensor of another dtype."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"{name} is a {type(value).__name__}; give a tensor, as tokenizers do with return_tensors='pt'"

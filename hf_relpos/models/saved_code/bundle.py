@@ -204,9 +204,6 @@ class Module:
 def bundle(config: Any) -> dict[str, str]:
     """The text of the two files for a configuration, by name. It depends on schemes, features and release only.
 
-    Args:
-        config: a RelPosBertConfig.
-
     Raises:
         NoCodeError: for a scheme that is not part of this package.
     """
@@ -416,11 +413,7 @@ def _file(
 
 
 def _claim(names: dict[str, Any], name: str, meaning: Any) -> None:
-    """Record the meaning of a name in a file.
-
-    Raises:
-        BundleError: for a name that has another meaning already, or hides a builtin.
-    """
+    """Record the meaning of a name in a file, unless it has another one already, or hides a builtin."""
     other = names.setdefault(name, meaning)
     alike = isinstance(other, Definition) and isinstance(meaning, Definition) and other.source == meaning.source
     if other != meaning and not alike:
