@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from ddp_train import make_model, train
 from torch import distributed
+from toy_training import make_model, train
 
 
 STEPS, BATCH, RATE = 6, 8, 5e-3

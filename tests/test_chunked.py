@@ -803,7 +803,7 @@ def test_explanations_under_a_window():
     assert alone in explain_backend(shaw, 2, 700) and whole in explain_backend(shaw, 2, 700, output_attentions=True)
     assert alone in explain_backend(tiny_config("t5", attention_window=4), 2, 700, "mps")
     short = explain_backend(tiny_config("huang_m1", attention_window=4), 2, 544)
-    assert whole in short and "with more than 544 tokens it would read those in the window" in short
+    assert whole in short
     assert alone in explain_backend(tiny_config("huang_m1", attention_window=4), 2, 545)
     for name, said in {"eager": whole, "sdpa": alone, "flex_attention": whole}.items():
         model = tiny_model(RelPosBertModel, "t5", attention_window=4, attn_implementation=name)

@@ -12,8 +12,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
 from hf_relpos.conversion import ConversionError, convert
-from hf_relpos.evaluation.loading import load_model, pooling_of
-from hf_relpos.models.checkpoint_files import read_json
+from hf_relpos.evaluation.loading import load_model
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -166,17 +165,3 @@ def test_damaged_checkpoints(tmp_path, checkpoints, whole, kind, damage):
         check_loading(folder, checkpoints, whole, kind, exact=damage == "index")
 
     run()
-
-
-@examples(few=100)
-@given(st.one_of(st.binary(), JSON.map(json.dumps).map(str.encode), st.integers(0, 3000).map(lambda n: b"[" * n)))
-def test_json_files(tmp_path_factory, content):
-    folder = tmp_path_factory.getbasetemp() / "json"
-    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
-    path = folder / "1_Pooling" / "config.json"
-    path.write_bytes(content)
-    for kind in (dict, list):
-        with attempt("files of JSON", ValueError, names=str(path)):
-            assert isinstance(read_json(path, kind), kind)
-    with attempt("files of JSON", ValueError, names=str(path)):
-        assert pooling_of(folder) in ("mean", "cls")

@@ -1,13 +1,12 @@
 """Models on a Hub: pushed with their code by plain `push_to_hub`, loaded by processes that lack hf_relpos.
 
-Four client processes, in this order, do all the work, and the tests look at what they left:
+Three client processes, in this order, do all the work, and the tests look at what they left:
 
-| process    | hf_relpos | what it does                                                                 |
-| ---------- | --------- | ---------------------------------------------------------------------------- |
-| author     | yes       | makes models and pushes them                                                 |
-| elsewhere  | no        | loads what the author pushed; fine-tunes some of it and pushes that          |
-| home       | yes       | loads everything so far; fine-tunes what came from elsewhere and pushes that |
-| afterwards | no        | loads what elsewhere and home pushed                                         |
+| process   | hf_relpos | what it does                                                        |
+| --------- | --------- | ------------------------------------------------------------------- |
+| author    | yes       | makes models and pushes them                                        |
+| elsewhere | no        | loads what the author pushed; fine-tunes some of it and pushes that |
+| home      | yes       | loads everything                                                    |
 
 Each begins with empty caches.
 """
@@ -39,11 +38,11 @@ BY_SCHEME = {name: f"user/bert-1.5-{name}" for name in (SCHEMES if selection.ful
 BY_HEAD = {auto: f"user/{auto}" for auto in (HEADS if selection.full else SOME_HEADS)}
 MAIN = BY_SCHEME["shaw"]  # has a tokenizer, and revisions
 
-TUNED = ["user/tuned-elsewhere", "user/tuned-home"]
-SAVED = ["user/saved-elsewhere", "user/fresh-elsewhere", "user/saved-home", "user/on-top-of-bare"]
+TUNED = "user/tuned-elsewhere"
+SAVED = ["user/saved-elsewhere", "user/fresh-elsewhere"]
 IN_PLACE = "user/in-place"  # by save_pretrained(folder, push_to_hub=True)
 STOPPED = "user/stopped"  # by the Trainer during training only
-BARE = ["user/bare", "user/bare-home", "user/bare-elsewhere"]
+BARE = ["user/bare", "user/bare-elsewhere"]
 
 TOOLS = """
 import json, os, sys
@@ -147,8 +146,7 @@ for auto, repo in plan["by_head"].items():
     decoder = auto == "AutoModelForCausalLM"
     push(tiny_model(HEADS[auto], "shaw", vocab_size=len(words), is_decoder=decoder), repo, private=True)
 push(tiny_model(HEADS["AutoModelForMaskedLM"], "t5", vocab_size=len(words)), "user/loaded-once")
-for repo in ("user/bare", "user/on-top-of-bare"):
-    push(tiny_model(HEADS["AutoModelForMaskedLM"], "shaw", vocab_size=len(words), save_code=False), repo)
+push(tiny_model(HEADS["AutoModelForMaskedLM"], "shaw", vocab_size=len(words), save_code=False), "user/bare")
 
 model = tiny_model(HEADS["AutoModelForMaskedLM"], "relative_key", vocab_size=len(words))
 train(model, tokenizer, "user/trained", None, push_to_hub=True, save_steps=1)
@@ -202,20 +200,6 @@ outputs["asked"] = run(AutoModelForMaskedLM.from_pretrained(plan["main"], trust_
 outputs["bare"] = run(AutoModelForMaskedLM.from_pretrained("user/bare"))
 notes["lost"] = error(RelPosBertForMaskedLM.from_pretrained, "user/lost", revision="lost")
 notes["not lost"] = error(RelPosBertForMaskedLM.from_pretrained, "user/lost")
-
-tokenizer = AutoTokenizer.from_pretrained("user/tuned-elsewhere")
-model = AutoModelForSequenceClassification.from_pretrained("user/tuned-elsewhere")
-train(model, tokenizer, "user/tuned-home", 2)
-model = AutoModelForMaskedLM.from_pretrained("user/saved-elsewhere")
-push(model, "user/saved-home")
-push(AutoModelForMaskedLM.from_pretrained(plan["main"]), "user/on-top-of-bare")
-model.config.save_code = False
-push(model, "user/bare-home")
-finish()
-"""
-
-AFTERWARDS = """
-load_all(plan["second"] + plan["third"], trust_remote_code=True)
 finish()
 """
 
@@ -230,20 +214,17 @@ FIRST = [
     (MASKED, IN_PLACE, "main"),
     (MASKED, STOPPED, "main"),
 ]
-SECOND = [(CLASSIFIER, TUNED[0], "main"), ("AutoModel", TUNED[0], "main")]
-SECOND += [(MASKED, repo, "main") for repo in SAVED[:2]]
-THIRD = [(CLASSIFIER, TUNED[1], "main"), ("AutoModel", TUNED[1], "main")]
-THIRD += [(MASKED, repo, "main") for repo in SAVED[2:]]
+SECOND = [(CLASSIFIER, TUNED, "main"), ("AutoModel", TUNED, "main"), *((MASKED, repo, "main") for repo in SAVED)]
 
 
 class Story:
-    """The Hub after the four processes, and what each of them noted."""
+    """The Hub after the three processes, and what each of them noted."""
 
     def __init__(self, hub, folder: Path):
         self.hub, self.folder = hub, folder
         self.notes, self.outputs, self.requests, self.printed = {}, {}, {}, {}
         plan = {"main": MAIN, "by_scheme": BY_SCHEME, "by_head": BY_HEAD}
-        plan |= {"first": FIRST, "second": SECOND, "third": THIRD}
+        plan |= {"first": FIRST, "second": SECOND}
         (folder / "plan.json").write_text(json.dumps(plan))
 
     def play(self, me: str, code: str, without: tuple[str, ...] = ()) -> None:
@@ -270,7 +251,6 @@ def story(tmp_path_factory):
         story.play("author", AUTHOR)
         story.play("elsewhere", ELSEWHERE, without=("hf_relpos",))
         story.play("home", HOME)
-        story.play("afterwards", AFTERWARDS, without=("hf_relpos",))
         yield story
 
 
@@ -305,9 +285,9 @@ def expected_files(repo: str) -> set[str]:
         files -= CODE
     if repo == BY_HEAD["AutoModelForCausalLM"]:
         files |= {"generation_config.json"}
-    if repo in (MAIN, "user/trained", STOPPED, *TUNED):
+    if repo in (MAIN, "user/trained", STOPPED, TUNED):
         files |= TOKENIZER
-    if repo in ("user/trained", STOPPED, *TUNED):
+    if repo in ("user/trained", STOPPED, TUNED):
         files |= {"training_args.bin"}
     if repo == STOPPED:
         files -= {"README.md"}
@@ -318,7 +298,7 @@ REPOS = [
     *BY_SCHEME.values(),
     *BY_HEAD.values(),
     "user/trained",
-    *TUNED,
+    TUNED,
     *SAVED,
     *BARE,
     IN_PLACE,  # the code, copied just before, must not count as old
@@ -340,10 +320,9 @@ def test_files(story, repo):
 def test_card(story, repo):
     card = ModelCard(story.hub.files(repo)["README.md"].decode())
     assert card.data.library_name == "transformers"
-    if repo in ("user/trained", *TUNED):
+    if repo in ("user/trained", TUNED):
         assert "generated_from_trainer" in card.data.tags
-    base = {TUNED[0]: MAIN, TUNED[1]: TUNED[0]}.get(repo)
-    assert card.data.base_model == base
+    assert card.data.base_model == (MAIN if repo == TUNED else None)
 
 
 def test_branch(story):
@@ -424,7 +403,7 @@ def test_without_its_code_the_model_is_unknown(story):
 @pytest.mark.parametrize("auto, repo, revision", FIRST + SECOND)
 def test_installed_class_wins(story, auto, repo, revision):
     """Without a flag, and so without a prompt: nobody answers one there."""
-    saved_as = next((head for head, own in BY_HEAD.items() if own == repo), CLASSIFIER if repo in TUNED else MASKED)
+    saved_as = next((head for head, own in BY_HEAD.items() if own == repo), CLASSIFIER if repo == TUNED else MASKED)
     check_loaded(story, "home", auto, repo, revision, saved_as)
 
 
@@ -456,12 +435,3 @@ def test_lost_tables_are_noticed_in_a_revision(story):
     """The check reads the configuration of the revision asked for: on `main` the same BERT is absolute."""
     assert re.match("ValueError: user/lost: .* the weights lack", story.notes["home"]["lost"], re.DOTALL)
     assert story.notes["home"]["not lost"] is None
-
-
-# Pushed again, and loaded again where hf_relpos cannot be imported -----------------------------------------------
-
-
-@pytest.mark.parametrize("auto, repo, revision", SECOND + THIRD)
-def test_pushed_again(story, auto, repo, revision):
-    """By the classes of a repository, or by installed ones that loaded a repository."""
-    check_loaded(story, "afterwards", auto, repo, revision, CLASSIFIER if repo in TUNED else MASKED)

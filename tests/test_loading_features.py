@@ -6,11 +6,10 @@ import json
 import pytest
 import torch
 from oracles import extra_inputs, stir, tiny_model
-from selection import FEATURE_SCHEMES, thinned
+from selection import FEATURE_SCHEMES
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.schemes.scheme import dtype_of
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 
 
 BATCH, LENGTH = 2, 14
@@ -145,20 +144,3 @@ def test_dynamic_quantization(scheme):
     assert not any(type(module) is torch.nn.Linear for module in quantized.modules())
     loss = (first_output(quantized, inputs) - exact).norm() / exact.norm()
     assert 0 < loss <= QUANTIZATION_LOSS
-
-
-def test_the_dtype_of_a_module_is_that_of_its_parameters():
-    assert dtype_of(torch.nn.Linear(2, 2).half()) == torch.float16
-    assert dtype_of(torch.nn.ReLU()) == torch.float32
-    with torch.device("meta"):
-        assert dtype_of(torch.nn.Linear(2, 2, dtype=torch.bfloat16)) == torch.bfloat16
-
-
-@pytest.mark.parametrize("scheme", thinned(SCHEMES))
-def test_half_precision_models_give_finite_gradients(scheme):
-    """Also where a term comes from a small network of its own, which takes its own dtype."""
-    for dtype in (torch.bfloat16, torch.float16):
-        model, inputs = tiny_model(RelPosBertModel, scheme).to(dtype), words(scheme)
-        model(**inputs).last_hidden_state.float().square().mean().backward()
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        assert gradients and all(gradient.isfinite().all() for gradient in gradients)

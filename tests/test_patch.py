@@ -25,17 +25,10 @@ from transformers import (
     pipeline,
 )
 from transformers.models.bert import modeling_bert
-from transformers.models.bert.modeling_bert import (
-    BertAttention,
-    BertEmbeddings,
-    BertEncoder,
-    BertLayer,
-    BertSelfAttention,
-)
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
-from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertEncoder, RelPosBertLayer
-from hf_relpos.models.patch import STOCK_HEADS, STOCK_PARTS, patch_transformers
+from hf_relpos.models.modeling_relpos_bert import HEADS
+from hf_relpos.models.patch import STOCK_HEADS, patch_transformers
 
 
 MASKED_LM = LEGACY / "relative_key_query" / "BertForMaskedLM"
@@ -44,8 +37,8 @@ AUTO_OF = {head.__name__.removeprefix("RelPos"): getattr(transformers, auto) for
 
 
 def attributes() -> dict:
-    """Every attribute of the stock heads, their modules and bases, but those that Transformers fills when asked."""
-    classes = {*STOCK_HEADS, *STOCK_PARTS, BertPreTrainedModel, PreTrainedModel}
+    """Every attribute of the stock heads and their bases, but those that Transformers fills when asked."""
+    classes = {*STOCK_HEADS, BertPreTrainedModel, PreTrainedModel}
     return {
         (owner, name): value
         for owner in classes
@@ -360,54 +353,6 @@ def test_threads():
     assert failures == []
 
 
-PARTS = [BertEmbeddings, BertEncoder, BertLayer, BertAttention, BertSelfAttention]
-
-
-@pytest.mark.parametrize("scheme", ["relative_key", "t5"])
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
-def test_parts_of_a_model_are_refused(part, scheme):
-    """Alone they would be absolute; ours and stock ones with absolute positions are built as ever."""
-    config = BertConfig(**SIZES, position_embedding_type=scheme)
-    names = [name for name, _ in part(config).named_parameters()]
-    with patch_transformers():
-        with raises(ValueError, part.__name__, f"'{scheme}'"):
-            part(config)
-        for same in (BertConfig(**SIZES), BertConfig(**SIZES, position_embedding_type="absolute")):
-            assert [name for name, _ in part(same).named_parameters()] == names
-        assert type(BertModel(config)) is RelPosBertModel
-        ours = RelPosBertConfig(**SIZES, position_embedding_type=scheme)
-        for built in (RelPosBertModel(ours), RelPosBertLayer(ours), RelPosBertEncoder(ours)):
-            assert any("distance_embedding" in name for name, _ in built.named_modules())
-    assert [name for name, _ in part(config).named_parameters()] == names
-
-
-@pytest.mark.parametrize("part", [BertEmbeddings, BertEncoder, BertLayer], ids=lambda part: part.__name__)
-def test_parts_with_our_configuration_are_refused(part):
-    with patch_transformers(), raises(ValueError, part.__name__):
-        part(RelPosBertConfig(**SIZES))
-
-
-class UserEncoder(BertPreTrainedModel):
-    """A third party's model around the stock layers."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.embeddings = torch.nn.Embedding(config.vocab_size, config.hidden_size)
-        self.encoder = BertEncoder(config)
-        self.post_init()
-
-
-def test_a_users_model_around_stock_layers_is_refused():
-    config = BertConfig(**SIZES, position_embedding_type="relative_key")
-    with patch_transformers():
-        with raises(ValueError, "BertEncoder", "position_embedding_type"):
-            UserEncoder(config)
-        UserModel(config)  # which is left alone, and then so is nothing else
-        with raises(ValueError, "BertEncoder", "position_embedding_type"):
-            UserEncoder(config)
-    assert type(UserEncoder(config).encoder) is BertEncoder
-
-
 def test_a_relative_subclass_of_the_body_is_warned_of(caplog):
     from transformers.utils import logging
 
@@ -422,7 +367,7 @@ def test_a_relative_subclass_of_the_body_is_warned_of(caplog):
         logging.get_logger("transformers").removeHandler(caplog.handler)
 
 
-def test_parts_with_the_seed_of_a_model_are_the_same():
+def test_a_model_with_a_seed_is_the_same():
     """The patch draws no random number of its own."""
     config = RelPosBertConfig(**SIZES, position_embedding_type="shaw")
     torch.manual_seed(0)

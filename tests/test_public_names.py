@@ -99,8 +99,6 @@ assert type(sys.modules["transformers.modeling_utils"].__spec__.loader).__name__
 WAYS = {
     "the Auto classes, before": ("from transformers import AutoModel", "pass"),
     "the Auto classes, after": ("", "from transformers import AutoModel"),
-    "a configuration, after": ("", "from transformers import AutoConfig"),
-    "a pipeline, after": ("", "from transformers import pipeline"),
     "another model, after": ("import transformers.utils", "from transformers import BertModel"),
     "a name of ours": ("", "hf_relpos.RelPosBertModel"),
     "a module of ours": ("", "import hf_relpos.attention.formula, hf_relpos.attention.dispatch"),
@@ -123,25 +121,4 @@ def test_import_registers_when_the_auto_classes_are_imported(way):
     before, use = WAYS[way]
     code = LATER.format(before=before, use=use, lazy=not before)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.full
-def test_a_module_that_fails_to_import_does_not_block_registration(tmp_path):
-    (tmp_path / "transformers_extra.py").write_text("import not_there")
-    code = """
-import sys
-import hf_relpos
-for name in ("transformers_extra", "transformers.not_there"):
-    try:
-        __import__(name)
-    except ModuleNotFoundError:
-        pass
-    else:
-        raise AssertionError(name)
-from transformers import AutoConfig
-AutoConfig.for_model("relpos_bert")
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import selection
 import torch
-from ddp_train import make_model, train
 from launching import SERVER, run_python
 from parallel_train import EPSILON, STEPS, WAYS, alone
 from selection import FEATURE_SCHEMES
+from toy_training import make_model, train
 from transformers import AutoModelForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
 from hf_relpos.models.saved_code import remote_code as saving
@@ -108,17 +108,6 @@ def test_resumed_is_uninterrupted(scheme, tmp_path):
 
 
 @schemes("tables")
-def test_accumulated_gradients_are_those_of_the_batch(scheme, tmp_path):
-    settings = {"max_steps": 4, "adam_epsilon": EPSILON}
-    whole, trained = train(make_model("order", scheme), "order", tmp_path, **settings)
-    parts = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, **settings}
-    losses, again = train(make_model("order", scheme), "order", tmp_path, **parts)
-    assert losses == pytest.approx(whole, abs=1e-5)
-    state = again.model.state_dict()
-    assert all((tensor - state[name]).abs().max() <= 1e-5 for name, tensor in trained.model.state_dict().items())
-
-
-@schemes("tables")
 def test_bf16_keeps_weights_in_float32(scheme, tmp_path):
     """Attention computes in bfloat16, the losses are near those of float32."""
     exact, _ = train(make_model("kind", scheme), "kind", tmp_path, max_steps=10)
@@ -166,15 +155,6 @@ def test_early_stopping_ends_with_the_best_model(scheme, tmp_path):
     loaded = type(model).from_pretrained(tmp_path / "checkpoint-8")
     assert same(loaded, trainer.model)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, abs=1e-6)
-
-
-@pytest.mark.full
-@schemes()
-def test_compiled_training_has_the_same_losses(scheme, tmp_path):
-    plain, _ = train(make_model("order", scheme), "order", tmp_path, max_steps=3)
-    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    losses, _ = train(make_model("order", scheme), "order", tmp_path, max_steps=3, **compiled)
-    assert losses == pytest.approx(plain, abs=1e-4)
 
 
 # Killed while it saves ----------------------------------------------------------------------------------------------

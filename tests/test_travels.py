@@ -21,7 +21,6 @@ from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
 from hf_relpos.models.saved_code import bundle as bundler
 from hf_relpos.models.saved_code.bundle import BundleError, bundle
 from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
-from hf_relpos.version import __version__
 
 
 FILES = {CONFIGURATION, MODELING}
@@ -79,15 +78,6 @@ def test_what_makes_the_package_fast_stays_there():
         assert f"class {name}" not in text, name
 
 
-def test_files_say_what_they_are():
-    for text in bundle(tiny_config("shaw")).values():
-        head = text[:800]
-        for part in (f"hf-relpos {__version__}", "pip install hf-relpos", "Apache-2.0", '"shaw"'):
-            assert part in head
-        assert "# attention/formula.py ---" in text
-    assert "# The formula of attention." in "".join(bundle(tiny_config("shaw")).values())
-
-
 def test_the_same_text_in_every_process(tmp_path):
     script = (
         "import hashlib, sys; from hf_relpos import RelPosBertConfig\n"
@@ -128,10 +118,9 @@ def test_length():
         ({"a": "def size(): pass\n", "b": "from .a import size\nfrom .c import other\nboth = size, other\n"}, "size"),
         ({"b": "from .a import size as other\nboth = other\n", "a": "size = 1\n"}, "from .module import name"),
         ({"b": "from . import a\nboth = a\n", "a": "size = 1\n"}, "from .module import name"),
-        ({"b": "import os.path\nboth = os\n"}, "import os.path"),
         ({"b": "def max(): pass\nboth = max\n"}, "builtin"),
     ],
-    ids=["twice", "alias", "module", "dotted", "builtin"],
+    ids=["twice", "alias", "module", "builtin"],
 )
 def test_modules_that_cannot_be_joined_are_refused(modules, words, tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
@@ -434,51 +423,29 @@ def test_features_run_without_the_package(tmp_path):
     check_jobs(jobs, tmp_path / "run")
 
 
-UNKNOWN = """
-from transformers import AutoModel
-
-try:
-    AutoModel.from_pretrained(sys.argv[1], position_embedding_type="transformer_xl", trust_remote_code=True)
-except Exception as error:
-    print(" ".join(str(error).split()))
-"""
-
-
 CHANGED = """
 import torch
 from transformers import AutoModel
 
-for field, value in (("memory_length", 4),):
-    model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+model(torch.ones(1, 5, dtype=torch.long))
+model.config.memory_length = 4
+try:
     model(torch.ones(1, 5, dtype=torch.long))
-    setattr(model.config, field, value)
-    try:
-        model(torch.ones(1, 5, dtype=torch.long))
-    except NotImplementedError as error:
-        print(error)
+except NotImplementedError as error:
+    print(error)
 print(type(model.config)().position_embedding_type)
+try:
+    AutoModel.from_pretrained(sys.argv[1], position_embedding_type="transformer_xl", trust_remote_code=True)
+except ValueError as error:
+    print(" ".join(str(error).split()))
 """
 
 
-def test_features_that_the_code_lacks(tmp_path):
-    """A field that is changed after loading, for which the saved configuration needed no code; other defaults."""
+def test_what_the_code_lacks(tmp_path):
+    """A field that is changed after loading, for which the saved configuration needed no code; another scheme."""
     tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "model")
-    *said, scheme = run_without_package(CHANGED, tmp_path, str(tmp_path / "model")).splitlines()
-    assert scheme == "shaw"
-    assert [line.split(":")[0] for line in said] == ["memory_length"]
-    assert all("pip install hf-relpos" in line for line in said)
-
-
-def test_a_scheme_that_the_code_lacks(tmp_path):
-    tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "model")
-    said = run_without_package(UNKNOWN, tmp_path, str(tmp_path / "model"))
-    assert "position_embedding_type" in said and "known schemes: shaw;" in said and "pip install hf-relpos" in said
-
-
-def test_code_left_out_does_not_load_elsewhere(tmp_path):
-    """The guard of these tests works: without its code the model is unknown there."""
-    file = write_inputs(tmp_path, "shaw")
-    model = tiny_model(RelPosBertForMaskedLM, "shaw", save_code=False)
-    model.save_pretrained(tmp_path / "bare")
-    with pytest.raises(AssertionError, match="relpos_bert"):
-        run_elsewhere([{"auto": "AutoModelForMaskedLM", "load": tmp_path / "bare", "inputs": file}], tmp_path / "run")
+    memory, default, scheme = run_without_package(CHANGED, tmp_path, str(tmp_path / "model")).splitlines()
+    assert memory.startswith("memory_length:") and "pip install hf-relpos" in memory
+    assert default == "shaw"
+    assert "position_embedding_type" in scheme and "known schemes: shaw;" in scheme and "pip install" in scheme

@@ -95,7 +95,7 @@ MODELS = (
         for name in ("BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder")
     ),
     Need(f"{BERT}:BertSelfOutput.forward", (STATES, "input_tensor")),
-    *(Need(f"{BERT}:{name}") for name in ("BertEmbeddings", "BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
+    *(Need(f"{BERT}:{name}") for name in ("BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
     *(Need(f"{BERT}:{name}") for name in ("BertPreTrainingHeads", "BertForPreTrainingOutput")),
     Need(f"{BERT}:BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),
     Need(f"{BERT}:BertLMHeadModel.forward", ("input_ids", "labels", CACHE, "logits_to_keep")),

@@ -19,8 +19,6 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import (
-    BertAttention,
-    BertEmbeddings,
     BertEncoder,
     BertForPreTrainingOutput,
     BertLayer,
@@ -121,8 +119,6 @@ __all__ = [
     "CACHE_NAMES",
     "KEYWORDS",
     "MASK_CACHE",
-    "BertAttention",
-    "BertEmbeddings",
     "BertEncoder",
     "BertForPreTrainingOutput",
     "BertLayer",

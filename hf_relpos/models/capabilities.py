@@ -12,8 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..attention.backends.eager import Eager
-from ..attention.backends.window_blocks import most_keys_whole
-from ..attention.call import AttentionCall, Backend, reads_window_only
+from ..attention.call import AttentionCall, reads_window_only
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, BY_NAME, capable_implementations, check_implementation, choose
 from ..attention.formula import Terms
@@ -88,11 +87,7 @@ def probe_call(
 ) -> AttentionCall:
     """An attention call of a model with this configuration, on tensors without data, with only its window as mask.
 
-    Args:
-        config: a RelPosBertConfig.
-        batch: B.
-        length: L, of queries and keys.
-        device: device of the call; None for the meta device.
+    No device means the meta device.
     """
     terms, context, _ = _probe(config)
     heads = config.num_attention_heads
@@ -185,30 +180,19 @@ def explain_backend(
         output_attentions,
         gradients,
     )
-    if implementation != AUTO:
-        lines = [f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"]
-        return "\n".join(lines + _about_window(config, *named(implementation, call)))
-    backend, rejected = choose(call)
-    lines = [f"attn_implementation={AUTO!r} takes {backend.name}"]
-    lines += [f"- not {name}: {'; '.join(reasons)}" for name, reasons in rejected.items()]
-    return "\n".join(lines + _about_window(config, backend, call))
-
-
-def named(implementation: str, call: AttentionCall) -> tuple[Backend, AttentionCall]:
-    """The backend that a value of `attn_implementation` other than `AUTO` names, and its call."""
-    # eager attention returns the weights, even with a window
-    return BY_NAME[implementation], replace(call, by_name=True, output_weights=implementation == Eager.name)
-
-
-def _about_window(config: RelPosBertConfig, backend: Backend, call: AttentionCall) -> list[str]:
-    """A line about the keys that a call reads with an attention window; empty without one."""
-    window = config.attention_window
-    if window is None:
-        return []
-    if reads_window_only(backend, call):
-        keys = f"{backend.name} reads the keys in it and the global tokens only: time and memory grow with L·window"
+    if implementation == AUTO:
+        backend, rejected = choose(call)
+        lines = [f"attn_implementation={AUTO!r} takes {backend.name}"]
+        lines += [f"- not {name}: {'; '.join(reasons)}" for name, reasons in rejected.items()]
     else:
-        keys = f"{backend.name} has the mask of all pairs: time and memory grow with L², as without a window"
-        if hasattr(backend, "reads_window_only") and not call.output_weights:
-            keys += f"; with more than {most_keys_whole(window):,} tokens it would read those in the window only"
-    return [f"- attention_window = {window}: {keys}"]
+        backend = BY_NAME[implementation]
+        # eager attention returns the weights, even with a window
+        call = replace(call, by_name=True, output_weights=implementation == Eager.name)
+        lines = [f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"]
+    if config.attention_window is not None:
+        if reads_window_only(backend, call):
+            keys = "reads the keys in it and the global tokens only: time and memory grow with L·window"
+        else:
+            keys = "has the mask of all pairs: time and memory grow with L², as without a window"
+        lines.append(f"- attention_window = {config.attention_window}: {backend.name} {keys}")
+    return "\n".join(lines)

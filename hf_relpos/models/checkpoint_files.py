@@ -17,8 +17,6 @@ from safetensors import SafetensorError, safe_open
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Deepest nesting of a JSON file. Deeper files could exhaust Python's stack when they are copied or written.
-DEEPEST = 100
 LFS_POINTER = b"version https://git-lfs"
 # Types of safetensors that only quantized weights have.
 NO_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64")
@@ -26,10 +24,6 @@ NO_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64
 
 def read_json(path: str | os.PathLike[str], kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
     """Read a JSON object, or a list of objects.
-
-    Args:
-        path: the file.
-        kind: dict or list.
 
     Raises:
         ValueError: for a file that cannot be read or has other content; names the file.
@@ -43,13 +37,6 @@ def read_json(path: str | os.PathLike[str], kind: type[dict[str, Any]] | type[li
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a JSON {expected}; restore the file")
     if kind is list and not all(isinstance(entry, dict) for entry in content):
         raise ValueError(f"{path}: holds a list of other things than JSON objects; restore the file")
-    level, depth = [content], 0
-    while level:
-        parts = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [value for part in parts for value in part if isinstance(value, dict | list)]
-        depth += 1
-        if depth > DEEPEST:
-            raise ValueError(f"{path}: nested more than {DEEPEST} levels deep; restore the file")
     return content
 
 
@@ -94,14 +81,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) -> None:
-    """
-    Args:
-        folder: folder of a checkpoint.
-        only_if_there: accept a folder without config.json.
-
-    Raises:
-        ValueError: for a missing or broken config.json.
-    """
+    """Raise a ValueError for a missing or broken config.json; with `only_if_there`, for a broken one."""
     path = os.path.join(folder, CONFIG)
     if not os.path.isfile(path):
         if only_if_there:
@@ -114,22 +94,13 @@ def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) ->
 
 
 def variant_name(name: str, variant: str | None) -> str:
-    """What Transformers calls a file of a variant: model.fp16.safetensors, model.safetensors.index.fp16.json.
-
-    Args:
-        name: of the file without a variant.
-        variant: as `from_pretrained` takes it.
-    """
+    """What Transformers calls a file of a variant: model.fp16.safetensors, model.safetensors.index.fp16.json."""
     stem, ending = name.rsplit(".", 1)
     return f"{stem}.{variant}.{ending}" if variant else name
 
 
 def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> list[str]:
     """Paths of a folder's safetensors: one file, or the shards in its index; an empty list without safetensors.
-
-    Args:
-        folder: folder of the checkpoint.
-        variant: as in `from_pretrained`, such as `fp16`.
 
     Raises:
         ValueError: as `read_index`.
@@ -164,10 +135,6 @@ def check_weights(files: Iterable[str]) -> None:
 
 def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
     """Check the files of a local folder before `from_pretrained` loads them; does nothing for other checkpoints.
-
-    Args:
-        checkpoint: first argument of `from_pretrained`.
-        arguments: its other arguments.
 
     Raises:
         ValueError: for broken files, and weights without a config.json.

@@ -1,44 +1,33 @@
-"""Checks of a configuration, which the installed package runs whenever one is made.
+"""Checks of a configuration, which the installed package runs whenever one is made, and of the arguments of `forward`.
 
-Each raises a ValueError that names field, value and remedy. Transformers checks the types of BERT's own fields only:
-an invalid value would cause an error of PyTorch that names no field, or the construction of a model without end.
+Each raises an error that names field or argument, value and remedy. Transformers checks the types of BERT's own fields
+only: an invalid value would cause an error of PyTorch that names no field, or the construction of a model without end.
 """
 
-import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from ..host.transformers import ACT2FN
-from ..schemes.registry import (
-    SCHEMES,
-    build_input,
-    build_scheme,
-    build_shared,
-    parts_with_absolute_table,
-    scheme_parts,
-)
+from ..schemes.registry import SCHEMES, build_input, parts_with_absolute_table, scheme_parts
 from ..schemes.scheme import MAX_COUNT
+from .sequence import INDICES, check_tensor
 
 
 logger = logging.get_logger(__name__)
 
 # DeepNet (Wang et al. 2022, arXiv 2203.00555) trains 1,000 layers; a million module objects would fill the memory.
 MAX_LAYERS = 10_000
-MAX_LABELS = 10_000_000
 MAX_GLOBAL_TOKENS = 1_024  # each one is compared for every pair
-MAX_PARAMETERS = 2**40  # 4 TiB in float32
-MAX_NESTING = 100  # Python's own limit is reached at some 300 levels
 MAX_INITIALIZER_RANGE = 1_000
 
-EMBEDDING_PROJECTIONS = ("after_norm", "before_norm")
 PROJECTIONS = ("query", "key", "value")
 FEED_FORWARD_TYPES = ("mlp", "glu")
-PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 class Rule(NamedTuple):
@@ -46,11 +35,6 @@ class Rule(NamedTuple):
 
     accepts: Callable[[Any], bool]
     help: str
-
-
-def shown(value: Any) -> str:
-    """A value for an error message, shortened if it is long."""
-    return reprlib.repr(value)
 
 
 def integer(low: int, high: int = MAX_COUNT, optional: bool = False) -> Rule:
@@ -69,25 +53,20 @@ def number(low: float, high: float, optional: bool = False) -> Rule:
     )
 
 
-def _is_labels(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and all(str(key).isdecimal() for key in value))
-
-
-def _is_layers(value: Any) -> bool:
-    return value is None or (_is_labels(value) and all(isinstance(layer, Mapping) for layer in value.values()))
+def one_of(*values: str | None) -> Rule:
+    """One of these values."""
+    return Rule(lambda value: value in values, f"one of {', '.join(map(repr, values))}")
 
 
 def _is_dtype(value: Any) -> bool:
     return value is None or isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype)
 
 
-BOOLEAN = Rule(lambda value: value is None or isinstance(value, bool), "True or False")
-MAPPING = Rule(lambda value: value is None or isinstance(value, Mapping), "a dict, or None")
 NAMES = Rule(
     lambda value: value is None or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)),
     "a list of strings, or None",
 )
-ACTIVATION = Rule(lambda value: value in ACT2FN, f"one of {', '.join(map(repr, sorted(ACT2FN)))}")
+ACTIVATION = one_of(*sorted(ACT2FN))
 DTYPE = Rule(_is_dtype, "the name of a dtype, such as 'float32'")
 BACKEND = Rule(
     lambda value: value is None or isinstance(value, str | Mapping), "the name of an attention backend, or None"
@@ -116,17 +95,13 @@ FIELDS: dict[str, Rule] = {
     "layer_norm_eps": number(0, 1),
     "hidden_act": ACTIVATION,
     "pooler_hidden_act": ACTIVATION,
-    "embedding_projection": Rule(
-        lambda value: value in EMBEDDING_PROJECTIONS, f"one of {', '.join(map(repr, EMBEDDING_PROJECTIONS))}"
-    ),
+    "embedding_projection": one_of("after_norm", "before_norm"),
     "attention_biases": Rule(
         lambda value: value is None or (isinstance(value, list) and all(name in PROJECTIONS for name in value)),
         f"a list of some of {', '.join(map(repr, PROJECTIONS))}, or None",
     ),
-    "converted_from": MAPPING,
-    "feed_forward_type": Rule(
-        lambda value: value in FEED_FORWARD_TYPES, f"one of {', '.join(map(repr, FEED_FORWARD_TYPES))}"
-    ),
+    "converted_from": Rule(lambda value: value is None or isinstance(value, Mapping), "a dict, or None"),
+    "feed_forward_type": one_of(*FEED_FORWARD_TYPES),
     "global_tokens": Rule(
         lambda value: (
             value is None
@@ -135,34 +110,21 @@ FIELDS: dict[str, Rule] = {
         f"at most {MAX_GLOBAL_TOKENS:,} positions, integers from 0 to {MAX_COUNT:,}, or None",
     ),
     "architectures": NAMES,
-    "output_hidden_states": BOOLEAN,
-    "return_dict": BOOLEAN,
-    "is_encoder_decoder": BOOLEAN,
     "dtype": DTYPE,
-    "id2label": Rule(_is_labels, "a dict from numbers of labels to their names, or None"),
-    "label2id": MAPPING,
-    "problem_type": Rule(
-        lambda value: value is None or value in PROBLEM_TYPES, f"one of {', '.join(map(repr, PROBLEM_TYPES))}, or None"
+    "id2label": Rule(
+        lambda value: value is None or (isinstance(value, Mapping) and all(str(key).isdecimal() for key in value)),
+        "a dict from numbers of labels to their names, or None",
     ),
+    "problem_type": one_of("regression", "single_label_classification", "multi_label_classification", None),
 }
 # Other arguments that Transformers takes.
 ARGUMENTS: dict[str, Rule] = {
-    "num_labels": integer(0, MAX_LABELS),
+    "num_labels": integer(0),
     "torch_dtype": DTYPE,
-    "output_attentions": BOOLEAN,
     "attention_temperature": Rule(lambda value: value in (None, "none"), "'none'; commit c4f20b3 has others"),
     "attn_implementation": BACKEND,
     "_attn_implementation": BACKEND,
     "experts_implementation": BACKEND,
-    "layer_types": NAMES,
-    "mlp_layer_types": NAMES,
-    "rope_scaling": MAPPING,
-    "rope_parameters": MAPPING,
-    "per_layer_config": Rule(_is_layers, "a dict from numbers of layers to dicts of their fields, or None"),
-    "quantization_config": Rule(
-        lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "to_dict"),
-        "a dict or a quantization configuration of Transformers, or None",
-    ),
 }
 
 
@@ -170,18 +132,14 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
     """The fields of a file without an attention kernel of a repository, which Transformers would download and import.
 
     A warning names it. A caller may name it: `from_pretrained(…, attn_implementation=…)`.
-
-    Args:
-        fields: of a configuration.
-        where: the file or folder, for the warning.
     """
     kept = {}
     for name, value in fields.items():
         given = value.values() if isinstance(value, Mapping) else [value]
         if ARGUMENTS.get(name) is BACKEND and any("/" in each for each in given if isinstance(each, str)):
             logger.warning(
-                f"{where}: {name} = {shown(value)} would download and import code, and is left out; if you trust it, "
-                f"give attn_implementation={shown(value)} yourself"
+                f"{where}: {name} = {value!r} would download and import code, and is left out; if you trust it, "
+                f"give attn_implementation={value!r} yourself"
             )
         else:
             kept[name] = value
@@ -189,76 +147,27 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
 
 
 def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) -> None:
-    """
-    Args:
-        values: names and values; names without a rule are skipped.
-
-    Raises:
-        ValueError: for a value that its rule rejects.
-    """
+    """Raise a ValueError for a value that its rule rejects; names without a rule are skipped."""
     for name, value in values:
         rule = rules.get(name)
         if rule is not None and not rule.accepts(value):
-            raise ValueError(f"{name} = {shown(value)}: give {rule.help}")
-
-
-def check_arguments(config_class: type, arguments: Mapping[str, Any]) -> None:
-    """Check the arguments of a configuration that are not fields, before Transformers sets them as attributes.
-
-    Raises:
-        ValueError: for an invalid value, and for the name of another attribute of the class.
-    """
-    check_rules(ARGUMENTS, arguments.items())
-    for name, value in arguments.items():
-        if not isinstance(name, str) or not hasattr(config_class, name):
-            continue
-        own = inspect.getattr_static(config_class, name)
-        if own.fset is None if isinstance(own, property) else own != value:
-            raise ValueError(
-                f"{name} = {shown(value)}: {config_class.__name__} has an attribute of this name that no "
-                "configuration sets; leave it out"
-            )
-
-
-def check_nesting(arguments: Mapping[str, Any]) -> None:
-    """Check the nesting depth of lists and dicts, since functions that print them recurse as deep.
-
-    Raises:
-        ValueError: for more than `MAX_NESTING` levels; names the argument.
-    """
-    for name, value in arguments.items():
-        level = [value]
-        for _ in range(MAX_NESTING):
-            inner = [each for each in level if isinstance(each, list | tuple | dict)]
-            # visits an object once, even if it occurs several times
-            unique = {id(each): each for each in inner}.values()
-            level = [item for each in unique for item in (each.values() if isinstance(each, dict) else each)]
-            if not level:
-                break
-        else:
-            raise ValueError(f"{name}: lists and dicts are nested more than {MAX_NESTING} levels deep; give fewer")
+            raise ValueError(f"{name} = {reprlib.repr(value)}: give {rule.help}")
 
 
 def check_settings(config: Any) -> None:
-    """Check that the settings of a RelPosBertConfig are valid and fit together.
-
-    Raises:
-        ValueError: otherwise.
-    """
-    _check_heads(config)
+    """Raise a ValueError if the settings of a RelPosBertConfig are invalid or do not fit together."""
+    if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"hidden_size = {config.hidden_size} is not a multiple of num_attention_heads = "
+            f"{config.num_attention_heads}; choose a number of heads that divides it"
+        )
+    if config.global_tokens is not None and config.attention_window is None:
+        raise ValueError(
+            f"global_tokens = {config.global_tokens} with attention_window = None: give a window, or leave them out"
+        )
     _check_position_scheme(config)
-    _check_attention_window(config)
     check_memory_settings(config)
     _check_convolution(config)
-    _check_parameter_count(config)
-
-
-def check_implementation_name(config: Any) -> None:
-    """
-    Raises:
-        ValueError: for an `attn_implementation` that is not a name.
-    """
-    check_rules(ARGUMENTS, [("attn_implementation", config._attn_implementation)])  # may have been set since
 
 
 def check_fields(config: Any) -> None:
@@ -274,15 +183,6 @@ def check_fields(config: Any) -> None:
         raise ValueError(
             "add_cross_attention = True with is_decoder = False: only a decoder attends to an encoder; set "
             "is_decoder=True, or leave cross-attention out"
-        )
-
-
-def _check_heads(config: Any) -> None:
-    """The number of heads must divide the hidden size."""
-    if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"hidden_size = {config.hidden_size} is not a multiple of num_attention_heads = "
-            f"{config.num_attention_heads}; choose a number of heads that divides it"
         )
 
 
@@ -309,23 +209,8 @@ def _check_position_scheme(config: Any) -> None:
         build_input(config)  # raises for two schemes that act on the input
 
 
-def _check_attention_window(config: Any) -> None:
-    """The window must be a positive number of positions; global tokens need a window."""
-    if config.attention_window is not None and config.attention_window < 1:
-        raise ValueError(f"attention_window = {config.attention_window}: give a positive number of positions, or None")
-    if config.global_tokens is not None and (
-        config.attention_window is None or min(config.global_tokens, default=0) < 0
-    ):
-        raise ValueError(
-            f"global_tokens = {config.global_tokens} with attention_window = {config.attention_window}: give "
-            "positions from 0 on, and a window"
-        )
-
-
 def check_memory_settings(config: Any) -> None:
     """Recurrence memory needs schemes whose distances extend to the left of a segment."""
-    if config.memory_length < 0:
-        raise ValueError(f"memory_length = {config.memory_length}: give a number of tokens, or 0 for no memory")
     if not config.memory_length:
         return
     for scheme, settings in parts_with_absolute_table(config):
@@ -362,27 +247,94 @@ def _check_convolution(config: Any) -> None:
         )
 
 
-def _check_parameter_count(config: Any) -> None:
-    """The weights must fit into a machine; the scheme's modules are built without data to count their parameters."""
-    with torch.device("meta"):
-        scheme, others = build_scheme(config), (build_shared(config), build_input(config))
-    size, width = config.hidden_size, config.input_size
-    layer = 4 * size**2 + (3 if config.is_gated else 2) * size * config.intermediate_size + _count(scheme)
-    total = (
-        (config.vocab_size + config.type_vocab_size) * width
-        + (size * width if width != size else 0)
-        + config.num_hidden_layers * layer
-        + sum(map(_count, filter(None, others)))
-        + size**2 // config.conv_groups * config.conv_kernel_size
+# Arguments of `forward`: kinds, dtypes and shapes, never the contents of tensors on a device; not in graphs.
+
+LABELS = (*INDICES, torch.int16, torch.int8, torch.uint8)
+VECTORS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def check_inputs(
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    required: frozenset[str],
+    input_ids: Any,
+    inputs_embeds: Any,
+    attention_mask: Any,
+    token_type_ids: Any,
+    position_ids: Any,
+    relation_ids: Any,
+    has_cache: bool,
+) -> None:
+    """Check the arguments of `forward` against each other and the configuration; each may be None.
+
+    Args:
+        config: a RelPosBertConfig.
+        dtype: dtype of the model.
+        required: inputs that the scheme reads: `relation_ids`.
+        has_cache: whether a mask also covers keys of earlier calls.
+
+    Raises:
+        TypeError: for values that are not tensors.
+        ValueError: for wrong dtypes and shapes; names the argument and its valid values.
+    """
+    if inputs_embeds is None:
+        check_tensor("input_ids", input_ids)
+        if input_ids.dim() != 2 or not input_ids.numel():
+            raise ValueError(
+                f"input_ids has shape {tuple(input_ids.shape)}; give (batch, length), both at least 1"
+                + (": a row alone as input_ids[None]" if input_ids.dim() == 1 else "")
+            )
+        batch, length = input_ids.shape
+    else:
+        check_tensor("inputs_embeds", inputs_embeds, VECTORS)
+        if inputs_embeds.dim() != 3 or not inputs_embeds.numel() or inputs_embeds.shape[2] != config.input_size:
+            raise ValueError(
+                f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; give (batch, length, {config.input_size}), "
+                "batch and length at least 1: the width is that of the word embeddings"
+            )
+        batch, length = inputs_embeds.shape[:2]
+    if token_type_ids is not None:
+        check_tensor("token_type_ids", token_type_ids)
+        if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):
+            raise ValueError(
+                f"token_type_ids has shape {tuple(token_type_ids.shape)}; {batch} rows of {length} tokens need "
+                f"({batch}, {length})"
+            )
+    if position_ids is not None:
+        check_tensor("position_ids", position_ids)
+    if relation_ids is not None and "relation_ids" in required:
+        check_tensor("relation_ids", relation_ids, LABELS)
+        if tuple(relation_ids.shape) not in ((batch, length, length), (1, length, length)):
+            raise ValueError(
+                f"relation_ids has shape {tuple(relation_ids.shape)}; {batch} rows of {length} tokens need "
+                f"({batch}, {length}, {length})"
+            )
+    if attention_mask is not None and not isinstance(attention_mask, BlockMask):
+        _check_mask(config, dtype, attention_mask, batch, length, has_cache)
+
+
+def _check_mask(
+    config: PreTrainedConfig, dtype: torch.dtype, mask: Any, batch: int, length: int, has_cache: bool
+) -> None:
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"attention_mask is a {type(mask).__name__}; give a tensor, or None")
+    keys = mask.shape[-1] if has_cache and mask.dim() else length
+    prepared = mask.dim() == 4
+    fits = (
+        mask.shape[0] in (1, batch)
+        and mask.shape[1] in (1, config.num_attention_heads)
+        and mask.shape[2] in (1, length)
+        and mask.shape[3] == keys
+        if prepared
+        else tuple(mask.shape) == (batch, keys)
     )
-    if total > MAX_PARAMETERS:
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
-        listed = ", ".join(f"{name} = {getattr(config, name)}" for name in (*sizes, "position_options"))
+    if not fits:
         raise ValueError(
-            f"{listed} make some {total:,} parameters, more than {MAX_PARAMETERS:,}, which no machine holds; "
-            "choose smaller sizes"
+            f"attention_mask has shape {tuple(mask.shape)}; {batch} rows of {length} tokens need ({batch}, {keys}), "
+            f"nonzero for tokens, or, prepared, ({batch}, 1, {length}, {keys})"
         )
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    if prepared and mask.dtype not in (torch.bool, torch.float32, dtype):
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)} and dtype {mask.dtype}; a prepared mask is boolean, True: "
+            f"may attend, or is added to the scores, in float32 or the dtype of the model, {dtype}"
+        )

@@ -1,8 +1,6 @@
 """Configuration of BERT with relative positions."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -22,31 +20,15 @@ from .saved_code.remote_code import installed
 NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp", "extra_attention_norms": False}
 
 
-@contextmanager
-def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Context in which errors about a configuration file that is not a JSON object name the file."""
-    try:
-        yield
-    except RecursionError as error:
-        raise ValueError(f"{path}: the JSON of its configuration is nested too deep to be read") from error
-    except (TypeError, AttributeError) as error:  # the content is not a dict
-        raise ValueError(f"{path}: its configuration is not a JSON object ({error})") from error
-
-
 class OtherArchitecture(dict[str, Any]):
     """Fields of a RelPosBertConfig for a checkpoint of another architecture, whose weights have other names."""
 
 
-def _other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
+def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
     """Fields of a RelPosBertConfig for another architecture that the installed package reads; None for others."""
     families = installed("families.loading")
     fields = None if families is None else families.config_fields(source, config)
     return None if fields is None else OtherArchitecture(fields)
-
-
-def _check_object(content: Any) -> None:
-    if not isinstance(content, dict):
-        raise TypeError(f"it is a {type(content).__name__}")
 
 
 def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
@@ -122,8 +104,7 @@ class RelPosBertConfig(BertConfig):
 
     Raises:
         ValueError: for an unknown scheme or option, an invalid value of an option, a `hidden_size` that
-            `num_attention_heads` does not divide, and other invalid values, such as a size that is not positive, or
-            sizes with more parameters than a machine holds.
+            `num_attention_heads` does not divide, and other invalid values, such as a size that is not positive.
         StrictDataclassFieldValidationError: (of huggingface_hub) for a field of another type.
 
     Example:
@@ -163,16 +144,10 @@ class RelPosBertConfig(BertConfig):
     # the default of Transformers looks for `layers.*`
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "RelPosBertConfig":
-        checks = installed("models.checks")
-        if checks is not None:
-            checks.check_nesting(kwargs)  # first, since errors about fields print their values
-        return super().__new__(cls)
-
     def __post_init__(self, **kwargs: Any) -> None:
         checks = installed("models.checks")
         if checks is not None:
-            checks.check_arguments(type(self), kwargs)
+            checks.check_rules(checks.ARGUMENTS, kwargs.items())
             checks.check_fields(self)
         self.position_options = dict(self.position_options or {})
         super().__post_init__(**kwargs)
@@ -188,15 +163,12 @@ class RelPosBertConfig(BertConfig):
         A configuration without `position_embedding_type` (Transformers v5 no longer writes it) is absolute.
 
         Raises:
-            ValueError: for another architecture, for the original layout of NEZHA, whose model_type is BERT's, and for
-                a file that is not a JSON object or is nested too deep.
+            ValueError: for another architecture, and for the original layout of NEZHA, whose model_type is BERT's.
         """
-        with _readable(pretrained_model_name_or_path):
-            config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-            _check_object(config)
+        config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         model_type = config.get("model_type", cls.model_type)
         if model_type == "bert":
-            if fields := _other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(pretrained_model_name_or_path, config):
                 return fields, kwargs
             if config.get("use_relative_position"):
                 raise ValueError(
@@ -212,7 +184,7 @@ class RelPosBertConfig(BertConfig):
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
-            if fields := _other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(pretrained_model_name_or_path, config):
                 return fields, kwargs
             raise ValueError(
                 f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
@@ -227,15 +199,8 @@ class RelPosBertConfig(BertConfig):
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> "RelPosBertConfig":
-        """As in Transformers.
-
-        Raises:
-            ValueError: for a file that is not a JSON object or is nested too deep, and as the class.
-        """
-        with _readable(json_file):
-            config = cls._dict_from_json_file(json_file)
-            _check_object(config)
-        return cls(**_without_kernels(config, json_file))
+        """As in Transformers, but without an attention kernel that a file would have it download."""
+        return cls(**_without_kernels(cls._dict_from_json_file(json_file), json_file))
 
     @classmethod
     def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
@@ -260,7 +225,7 @@ class RelPosBertConfig(BertConfig):
             backend = _without_kernels({"_attn_implementation": backend}, config.name_or_path or "BertConfig").get(
                 "_attn_implementation"
             )
-            other = _other_architecture(config.name_or_path, values)
+            other = other_architecture(config.name_or_path, values)
             values = other or {**values, **NOT_STOCK}
             known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
             if other and backend not in known:  # a name of the checkpoint's own code, such as JinaBERT's "torch"

@@ -42,10 +42,7 @@ def load(
 
     Args:
         kind: our class.
-        from_pretrained: the method of Transformers, bound to the class.
-        source: folder or Hub repository; None for a `state_dict`.
-        args: further positional arguments.
-        arguments: keyword arguments.
+        from_pretrained: the method of Transformers, bound to the class; its other arguments follow.
 
     Returns:
         The model, and with `output_loading_info=True` its loading info.
@@ -99,8 +96,8 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
         own = own and not getattr(config, "converted_from", None)
         return arguments if own else read_other_architecture(kind, source, arguments) or arguments
     try:
-        fields, _ = kind.config_class.get_config_dict(source, **_hub_arguments(arguments))
-    except (OSError, ValueError):
+        fields, _ = kind.config_class.get_config_dict(source, **hub_arguments(arguments))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last three: no JSON object
         if os.path.isdir(source):
             check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
         return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so
@@ -117,7 +114,8 @@ def _is_given(source: Any, arguments: Mapping[str, Any]) -> bool:
     return given or not isinstance(source, str | os.PathLike)
 
 
-def _hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that say where on the Hub the files are."""
     return {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
 
 
@@ -233,12 +231,7 @@ def check_loaded(
 
 
 def _check_sizes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    """Reject tensors of other sizes, except those for which `ignore_mismatched_sizes` is meant.
-
-    Args:
-        name: name of the checkpoint.
-        mismatched: name, size in the file and size in the model of each tensor whose sizes differ.
-    """
+    """Reject tensors of other sizes, except those for which `ignore_mismatched_sizes` is meant."""
     wrong = [each for each in sorted(mismatched) if in_body(each[0]) and not any(p in each[0] for p in RESIZED_PARTS)]
     if wrong:
         tensor, stored, expected = wrong[0]
@@ -253,9 +246,8 @@ def _saved_config(kind: type[PreTrainedConfig], source: Any, arguments: Mapping[
     """The configuration saved with the weights; None if there is none that can be read."""
     if source is None:
         return None
-    hub = {name: arguments[name] for name in HUB_ARGUMENTS if name in arguments}
     try:
-        return kind.from_pretrained(source, **hub)
+        return kind.from_pretrained(source, **hub_arguments(arguments))
     except (OSError, ValueError, StrictDataclassError):
         return None
 
@@ -270,14 +262,7 @@ def _asked_for(name: str, config: PreTrainedConfig, saved: PreTrainedConfig | No
 
 
 def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpected: list[str], source: Any) -> str:
-    """Why these weights are missing, and the remedy.
-
-    Args:
-        missing: names of missing weights of the encoder.
-        body: names of all weights of the encoder.
-        unexpected: names in the file that the model does not have.
-        source: checkpoint that was loaded.
-    """
+    """Why weights are missing of those in the encoder, its body, and the remedy."""
     config = model.config
     if all("distance_embedding." in name for name in missing):
         return (

@@ -66,11 +66,16 @@ from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme
 from .checks import PROJECTIONS
 from .configuration_relpos_bert import RelPosBertConfig
-from .convolution import FirstLayerConvolution, tokens_to_convolve
-from .packing import packed_position_ids
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
 from .saved_code.remote_code import CONFIGURATION, MODELING, installed, save_code
-from .sequence import PositionInputs, SequenceMetadata, row_metadata, sequence_metadata, tokens_to_keep
+from .sequence import (
+    PositionInputs,
+    SequenceMetadata,
+    packed_position_ids,
+    row_metadata,
+    sequence_metadata,
+    tokens_to_keep,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -255,13 +260,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         options: dict[str, Any],
         terms: Terms | None = None,
     ) -> AttentionCall:
-        """The attention of (B, H, L, d) and (B, H, K, d).
-
-        Args:
-            terms: terms of the scheme for this call; None to compute them, or take the shared ones.
-
-        Other arguments are those of `forward`.
-        """
+        """The attention of (B, H, L, d) and (B, H, K, d). Without terms these are computed, or the shared ones."""
         context = self.layer_context(context, query, key.shape[2])
         if shared_terms is not None and (
             shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
@@ -288,12 +287,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         )
 
     def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
-        """The context of a call with the layer's device, dtype and projections.
-
-        Args:
-            query: only its device and dtype are read.
-            key_length: K.
-        """
+        """The context of a call with the device and dtype of queries, and the layer's projections."""
         return replace(
             context,
             key_length=key_length,
@@ -305,11 +299,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         )
 
     def make_shared_terms(self, context: AttentionContext, hidden_states: torch.Tensor) -> SharedTerms:
-        """The terms of this layer's scheme, to be shared by all layers.
-
-        Args:
-            hidden_states: (B, L, D); only device and dtype are read.
-        """
+        """The terms of this layer's scheme, to be shared by all layers, for the device and dtype of hidden states."""
         device, dtype = hidden_states.device, hidden_states.dtype
         if device.type != "meta" and torch.is_autocast_enabled(device.type):  # autocast fails on the meta device
             dtype = torch.get_autocast_dtype(device.type)
@@ -356,6 +346,55 @@ class RelPosBertLayer(BertLayer):
         if config.is_gated:
             self.intermediate = RelPosBertGatedIntermediate(config)
             self.output.dropout = nn.Identity()  # dropout is applied to the product
+
+
+class FirstLayerConvolution(nn.Module):
+    """DeBERTa v2's convolution parallel to the first layer (He et al., arXiv 2006.03654, §A.5).
+
+    LayerNorm(y + act(dropout(conv(x)))) for the input x and the output y of that layer.
+
+    Parameters: conv.weight (D, D / groups, k), conv.bias (D,); LayerNorm.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        size, kernel = config.hidden_size, config.conv_kernel_size
+        self.conv = nn.Conv1d(size, size, kernel, padding=(kernel - 1) // 2, groups=config.conv_groups)
+        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.activation = ACT2FN[config.conv_act]
+
+    def forward(self, inputs: torch.Tensor, outputs: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+        """Map inputs and outputs of the layer, (B, L, D), to (B, L, D).
+
+        Args:
+            real: (B, L), false at padding, whose inputs count as zero; None without padding.
+        """
+        if real is not None:
+            inputs = inputs * real.to(inputs)[..., None]
+        mixed = self.conv(inputs.transpose(1, 2)).transpose(1, 2)
+        return self.LayerNorm(outputs + self.activation(self.dropout(mixed)))
+
+
+def tokens_to_convolve(attention_mask: Any, documents: torch.Tensor | None) -> torch.Tensor | None:
+    """Which tokens are not padding, (B, L); None for all.
+
+    Raises:
+        ValueError: for several documents in a row, which the convolution would mix, and for a mask that does not tell
+            which tokens are padding.
+    """
+    if documents is not None:
+        raise ValueError(
+            "position_ids restart within a row: the convolution of conv_kernel_size would mix its documents; give "
+            "each a row of its own"
+        )
+    if attention_mask is None:
+        return None
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
+        raise ValueError(
+            "attention_mask is prepared, and conv_kernel_size needs to know which tokens are padding; give (B, L)"
+        )
+    return attention_mask != 0
 
 
 class RelPosBertEncoder(BertEncoder):
@@ -448,9 +487,6 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
                 "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
             )
-        checks = installed("models.checks")
-        if checks is not None:
-            checks.check_implementation_name(config)
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()
@@ -546,18 +582,10 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         return {name: time for name, time in times.items() if name not in (CONFIGURATION, MODELING)}
 
 
-KEPT_OUTPUTS = ("output_hidden_states", "output_attentions")
-
-
 def unpadded_batch(
     model: "RelPosBertModel", attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
 ) -> UnpaddedBatch | None:
-    """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch.
-
-    Args:
-        attention_mask: the mask that `forward` was given.
-        outputs: `output_hidden_states` and `output_attentions`, if `forward` was given them.
-    """
+    """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch."""
     config = model.config
     if (
         not (config.unpad_inputs or model.unpads)
@@ -565,7 +593,9 @@ def unpadded_batch(
         or attention_mask.dim() != 2
         or config.chunk_size_feed_forward
         or config.conv_kernel_size  # a convolution reads neighbouring tokens
-        or any(outputs.get(name, getattr(config, name, False)) for name in KEPT_OUTPUTS)
+        or any(
+            outputs.get(name, getattr(config, name, False)) for name in ("output_hidden_states", "output_attentions")
+        )
         or is_traced()  # shapes that depend on data would break a graph
     ):
         return None
@@ -640,7 +670,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        checks = None if is_traced() else installed("models.inputs")
+        checks = None if is_traced() else installed("models.checks")
         if checks is not None:
             checks.check_inputs(
                 self.config,

@@ -8,26 +8,22 @@ Inside `patch_transformers()` the same code gets our classes, which subclass the
         model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
 
 The patch replaces two attributes of the nine stock heads, `__init__` and `from_pretrained`. The Auto classes are not
-changed, since they call one of the two. The `__init__` of the stock modules inside the heads is replaced by one that
-rejects such configurations.
+changed, since they call one of the two.
 """
 
 import functools
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import fields
 from threading import RLock
-from types import TracebackType
 from typing import Any
 
 import transformers
 from transformers import AutoConfig, BertConfig, BertModel, BertPreTrainedModel, PreTrainedConfig
 from transformers.utils import logging
 
-from ..host.transformers import BertAttention, BertEmbeddings, BertEncoder, BertLayer, BertSelfAttention
 from ..schemes.registry import SCHEMES
-from .configuration_relpos_bert import RelPosBertConfig
-from .loading import HUB_ARGUMENTS, check_loaded, load_prepared, read_other_architecture
+from .configuration_relpos_bert import RelPosBertConfig, other_architecture
+from .loading import check_loaded, hub_arguments, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .saved_code.remote_code import installed
 
@@ -40,15 +36,6 @@ STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = 
 }
 # Fields of our configuration only; the Auto classes, which read a BertConfig, pass them on to the model.
 OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
-# Modules of the stock heads, and the classes of relative configurations that they reject. Our models build some of
-# them with a RelPosBertConfig and replace their self-attention.
-STOCK_PARTS: dict[type, tuple[type[BertConfig], ...]] = {
-    BertEmbeddings: (BertConfig, RelPosBertConfig),
-    BertEncoder: (BertConfig, RelPosBertConfig),
-    BertLayer: (BertConfig, RelPosBertConfig),
-    BertAttention: (BertConfig,),
-    BertSelfAttention: (BertConfig,),
-}
 MISSING = object()  # the class inherits the attribute
 
 
@@ -66,15 +53,11 @@ class Patch:
     def __enter__(self) -> "Patch":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
 _lock = RLock()
-# True while a subclass of a stock head is built, which gets stock parts.
-_in_subclass: ContextVar[bool] = ContextVar("_in_subclass", default=False)
 _active: list[Patch] = []
 # (class, attribute, original, replacement)
 _replaced: list[tuple[type, str, Any, Any]] = []
@@ -96,9 +79,9 @@ def patch_transformers() -> Patch:
     The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they remain valid after
     the patch. Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected
     (a relative subclass of `BertModel` gives a warning). But an exact stock class inside other code, such as
-    `self.bert = BertModel(config)`, becomes ours. A part of a model such as `BertEncoder` or `BertLayer` cannot be
-    replaced, since the model prepares positions and masks for it: `BertEncoder(config)` raises a `ValueError`. Stock
-    heads also reject checkpoints whose encoder would have random weights, as ours do.
+    `self.bert = BertModel(config)`, becomes ours. A part of a model such as `BertEncoder` or `BertLayer` stays stock,
+    since the model prepares positions and masks for it. Stock heads also reject checkpoints whose encoder would have
+    random weights, as ours do.
 
     Patches may be nested and undone in any order: when the last one is undone, the classes have their original
     attributes again.
@@ -130,24 +113,13 @@ def is_relative(scheme: Any) -> bool:
 
 
 def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
-    """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes.
-
-    Args:
-        config: any object.
-        changes: keywords that override its fields.
-    """
+    """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes with these changes."""
     if type(config) not in (BertConfig, RelPosBertConfig):
         return False
     scheme = getattr(config, "position_embedding_type", None)
     if is_relative((changes or {}).get("position_embedding_type", scheme)):
         return True
-    return type(config) is BertConfig and _tells_another_architecture(config.name_or_path, config.to_dict())
-
-
-def _tells_another_architecture(source: Any, config: dict[str, Any]) -> bool:
-    """Whether a configuration with BERT's model_type belongs to a relative architecture that we read."""
-    families = installed("families.loading")
-    return families is not None and families.config_fields(source, config) is not None
+    return type(config) is BertConfig and other_architecture(config.name_or_path, config.to_dict()) is not None
 
 
 def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
@@ -155,25 +127,17 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
     source = path if config is None else config
     if source is None or kwargs.get("gguf_file") is not None:
         return False
-    hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     try:
-        saved, _ = BertConfig.get_config_dict(source, **hub)
+        saved, _ = BertConfig.get_config_dict(source, **hub_arguments(kwargs))
     except OSError:  # no such file or repository: the stock class raises a better error
         return False
-    if saved.get("model_type", "bert") == "bert" and _tells_another_architecture(source, saved):
+    if saved.get("model_type", "bert") == "bert" and other_architecture(source, saved):
         return True
     return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
 
 
 def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Load a checkpoint that only its tensors show to be another architecture; None for a BERT.
-
-    Args:
-        ours: our class.
-        path: path of the checkpoint.
-        config: a BertConfig given to the stock class; None for that of the checkpoint.
-        kwargs: other arguments of `from_pretrained`.
-    """
+    """Load a checkpoint that only its tensors show to be another architecture; None for a BERT."""
     given = kwargs if config is None else {**kwargs, "config": config}
     found = read_other_architecture(ours, path, given, by_tensors=True)
     if found is None:
@@ -192,9 +156,8 @@ def _routed_auto_config() -> "classmethod[Any, ..., Any]":
         inherited = before.__get__(None, cls)
         if not _active:
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
-        hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
         try:
-            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub_arguments(kwargs))
         except OSError:  # no such file or repository: the stock class raises a better error
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
         families = installed("families.loading")
@@ -220,34 +183,6 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
             logger.warning_once(
                 f"{type(self).__name__}, a subclass of BertModel, ignores position_embedding_type = "
                 f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."
-            )
-        outside = _in_subclass.set(True)
-        try:
-            before(self, config, *args, **kwargs)
-        finally:
-            _in_subclass.reset(outside)
-
-    return __init__
-
-
-def _refusing_init(part: Any, configs: tuple[type[BertConfig], ...]) -> Callable[..., None]:
-    """`__init__` for a module of the stock heads: an exact instance rejects relative configurations.
-
-    Args:
-        part: class of the module.
-        configs: classes of configuration to reject.
-    """
-    before = part.__init__
-
-    @functools.wraps(before)
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if _active and not _in_subclass.get() and type(self) is part and type(config) in configs and is_ours(config):
-            raise ValueError(
-                f"{part.__name__} with position_embedding_type = {config.position_embedding_type!r}: alone it has no "
-                "relative positions, since these and the masks are prepared by the model around it. Build "
-                "BertModel(config, add_pooling_layer=False), a RelPosBertModel under patch_transformers(), which "
-                "takes input_ids or inputs_embeds; or set position_embedding_type = 'absolute' in a copy of the "
-                "configuration to have the stock module"
             )
         before(self, config, *args, **kwargs)
 
@@ -298,8 +233,6 @@ def _install() -> None:
     for stock, ours in STOCK_HEADS.items():
         _replace(stock, "__init__", _routed_init(stock, ours))
         _replace(stock, "from_pretrained", _routed_from_pretrained(stock, ours))
-    for part, configs in STOCK_PARTS.items():
-        _replace(part, "__init__", _refusing_init(part, configs))
 
 
 def _replace(owner: type, name: str, routed: Any) -> None:

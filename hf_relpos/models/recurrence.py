@@ -65,32 +65,9 @@ class SegmentMemory(ModelOutput):
         rows = rows.to(self.mask.device)
         return SegmentMemory(tuple(state.index_select(0, rows) for state in self.states), self.mask[rows])
 
-    def to_tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors by name, for a safetensors file."""
-        tensors = {f"states.{layer}": state.contiguous() for layer, state in enumerate(self.states)}
-        return {**tensors, "mask": self.mask.contiguous()}
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "SegmentMemory":
-        """The inverse of `to_tensors`.
-
-        Raises:
-            ValueError: for tensors that are not a memory.
-        """
-        names = [f"states.{layer}" for layer in range(len(tensors) - 1)]
-        if set(tensors) != {*names, "mask"}:
-            raise ValueError(
-                f"these tensors are no memory of segments: {', '.join(sorted(tensors))}; it has mask, states.0, …"
-            )
-        return cls(tuple(tensors[name] for name in names), tensors["mask"])
-
 
 def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) -> None:
-    """Reject a memory that does not fit the model or the batch.
-
-    Args:
-        config: a RelPosBertConfig.
-        batch: B, rows of the segment.
+    """Reject a memory that does not fit the model or the rows of the segment.
 
     Raises:
         TypeError: for a value that is not a SegmentMemory.
@@ -104,13 +81,6 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
     checks = None if is_traced() else installed("models.checks")
     if checks is not None:
         checks.check_memory_settings(config)  # memory_length may have been set since
-    tensors = [*(memory.states or ()), memory.mask]
-    if not all(isinstance(each, torch.Tensor) for each in tensors) or memory.mask.dim() != 2:
-        raise ValueError(
-            "memory has no states (B, M, D), one for each layer, and mask (B, M); give it as it was returned"
-        )
-    if memory.mask.dtype != torch.bool:
-        raise ValueError(f"memory has a mask of dtype {memory.mask.dtype}; give boolean, True for a token")
     rows, length = memory.mask.shape
     if len(memory.states) != config.num_hidden_layers:
         raise ValueError(

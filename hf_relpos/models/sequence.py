@@ -7,6 +7,7 @@ borders of packed documents, windows and memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +24,6 @@ from ..host.torch import assert_later
 from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT
-from .packing import document_numbers, position_steps
 from .recurrence import SegmentMemory
 
 
@@ -87,12 +87,7 @@ class SequenceMetadata:
     prepared_mask: torch.Tensor | None = None
 
     def context(self, token_type_ids: torch.Tensor | None, relation_ids: torch.Tensor | None) -> AttentionContext:
-        """The context for attention.
-
-        Args:
-            token_type_ids: (B, L), or None.
-            relation_ids: (B, L, L), or None.
-        """
+        """The context for attention, with token_type_ids (B, L) and relation_ids (B, L, L)."""
         return AttentionContext(
             self.query_length,
             self.key_length,
@@ -111,16 +106,11 @@ class SequenceMetadata:
         attention_mask: torch.Tensor | None,
         cache: Cache | None = None,
     ) -> torch.Tensor | LazyMask | BlockMask | None:
-        """The attention mask of the call, for the backend of the configuration.
+        """The attention mask of the call, for the backend of the configuration: `window_mask`, or `tensor_mask`.
 
         Args:
-            config: a RelPosBertConfig.
             hidden_states: (B, L, D); only shape, dtype and device are read.
             attention_mask: (B, K), or prepared (B, 1, L, K), without the memory; or None.
-            cache: the cache, or None.
-
-        Returns:
-            `window_mask`, or `tensor_mask` if that is None.
         """
         mask = window_mask(self, config, hidden_states, attention_mask)
         return self.tensor_mask(config, hidden_states, attention_mask, cache) if mask is None else mask
@@ -156,22 +146,14 @@ class SequenceMetadata:
         positions = self.positions if self.memory is not None else None
 
         if documents is not None:
-
-            def in_same_document(
-                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-            ) -> torch.Tensor:
-                return documents[batch, query] == documents[batch, key]
-
-            functions.append(in_same_document)
+            functions.append(lambda batch, head, query, key: documents[batch, query] == documents[batch, key])
         if window is not None:
             global_tokens = global_tokens_of(config)
-
-            def is_near(
-                batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-            ) -> torch.Tensor:
-                return in_window(window, global_tokens, positions, index_in_document, batch, query, key)
-
-            functions.append(is_near)
+            functions.append(
+                lambda batch, head, query, key: in_window(
+                    window, global_tokens, positions, index_in_document, batch, query, key
+                )
+            )
         return functions
 
 
@@ -213,10 +195,6 @@ def window_mask(
     attention_mask: torch.Tensor | None = None,
 ) -> SlidingWindowMask | None:
     """The mask of an attention window as vectors, for backends that read only the keys in the window.
-
-    Args:
-        metadata: the tokens of the call.
-        config, hidden_states, attention_mask: as in `SequenceMetadata.mask`.
 
     Returns:
         None without a window, and if the mask must be a tensor.
@@ -291,17 +269,11 @@ def sequence_metadata(
     memory: SegmentMemory | None,
     caller_has_cache: bool = False,
 ) -> SequenceMetadata:
-    """The metadata of a call.
+    """The metadata of a call. In masks, K are the keys without the memory.
 
     Args:
-        config: a RelPosBertConfig.
-        inputs: inputs that its scheme reads.
-        tokens: (B, L) or (B, L, D); only its shape and device are read.
-        attention_mask: (B, K), or prepared (B, 1, L, K), K the keys without the memory; or None.
         position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; or None.
         relation_ids: (B, L, L), or None; only its presence is checked.
-        past_length: tokens in the cache.
-        memory: recurrence memory of earlier segments, or None.
         caller_has_cache: whether the caller gave the cache. The ids are then those of the new tokens only, whose
             distances to the keys in the cache follow from `past_length`.
 
@@ -412,10 +384,7 @@ def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_ma
 
 
 def _largest_distance(positions: torch.Tensor) -> int:
-    """
-    Raises:
-        ValueError: for distances larger than schemes support.
-    """
+    """Raise a ValueError for distances larger than schemes support."""
     largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
     smallest, distance = int(largest.min), int(largest.max)
     if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
@@ -454,8 +423,9 @@ def _with_memory(
         else:
             documents = documents if bool(documents[:, -1].any()) else None
             has_gaps = bool((follows & (steps > 1)).any())
-    # padding between the memory and the segment
-    has_holes = attention_mask is not None and (is_traced() or bool(_count_runs(with_memory).gt(1).any()))
+    # padding between the memory and the segment, or within it
+    begins = with_memory & ~nn.functional.pad(with_memory, (1, 0))[:, :-1]
+    has_holes = attention_mask is not None and (is_traced() or bool((begins.sum(-1) > 1).any()))
     if has_holes or has_gaps:
         if ids is None or is_traced():  # a graph cannot read the ids: it assumes consecutive tokens
             ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
@@ -487,13 +457,7 @@ def token_mask(attention_mask: torch.Tensor | None, batch: int, keys: int, devic
 def _positions_with_memory(
     memory_mask: torch.Tensor, is_token: torch.Tensor, ids: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """Positions of all keys, (B, M + K), and their largest distance; the memory ends before the first token.
-
-    Args:
-        memory_mask: mask of the memory, (B, M).
-        is_token: which of the other keys are not padding, (B, K).
-        ids: positions of the other keys, (B, K).
-    """
+    """Positions of all keys, (B, M + K), and their largest distance; `ids` are those of the keys after the memory."""
     first = ids.gather(1, is_token.long().argmax(-1, keepdim=True))
     left = first - memory_mask.long().flip(-1).cumsum(-1).flip(-1)
     positions, real = torch.cat([left, ids], dim=-1), torch.cat([memory_mask, is_token], dim=-1)
@@ -502,11 +466,6 @@ def _positions_with_memory(
     if is_traced():
         return positions, positions.shape[1] - 1
     return positions, _largest_distance(positions)
-
-
-def _count_runs(is_token: torch.Tensor) -> torch.Tensor:
-    """Number of stretches of tokens without padding in each row, (B,)."""
-    return (is_token & ~nn.functional.pad(is_token, (1, 0))[:, :-1]).sum(-1)
 
 
 def tokens_to_keep(
@@ -537,3 +496,74 @@ def tokens_to_keep(
         documents = nn.functional.pad(document_numbers(*position_steps(ids, is_token)), (before, 0))
         keep = keep & (documents == documents[:, -1:])
     return keep, attention_mask is None and position_ids is None
+
+
+# Packed documents --------------------------------------------------------------------------------------------------
+
+
+INDICES = (torch.int64, torch.int32)  # dtypes of ids for embeddings
+
+
+def check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...] = INDICES) -> None:
+    """Raise a TypeError for what is not a tensor, and a ValueError for a tensor of another dtype."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}; give a tensor, as tokenizers do with return_tensors='pt'"
+        )
+    if value.dtype not in dtypes:
+        raise ValueError(f"{name} has dtype {value.dtype}; give one of {', '.join(map(str, dtypes))}")
+
+
+def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
+    """Position ids of the documents of one packed row, from the output of Transformers' flattening collator.
+
+    Args:
+        tokens: (1, L) or (1, L, D); only its shape and device are read.
+        cu_seq_lens: starts of the documents, then L, (documents + 1,).
+
+    Returns:
+        (1, L), from 0 in every document.
+
+    Raises:
+        TypeError: for a value that is not a tensor.
+        ValueError: for several rows, and for lengths that do not fit the row (if the host can read them).
+    """
+    check_tensor("cu_seq_lens_q", cu_seq_lens)
+    rows, length = tokens.shape[:2]
+    if rows != 1 or cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2:
+        raise ValueError(
+            f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
+            "give position_ids, which restart with each document"
+        )
+    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
+        if int(cu_seq_lens[-1]) != length:
+            raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
+    begins = cu_seq_lens.to(tokens.device)
+    indices = torch.arange(length, device=tokens.device)
+    return (indices - begins[torch.bucketize(indices, begins[1:], right=True)])[None]
+
+
+def position_steps(
+    position_ids: torch.Tensor, is_token: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The difference of each token's position to that of the previous token, and which tokens have a previous one.
+
+    Args:
+        position_ids: (B, L).
+        is_token: boolean (B, L), False for padding, which is skipped; None for no padding.
+
+    Returns:
+        Steps (B, L), and boolean (B, L). A document begins where a step is not positive.
+    """
+    if is_token is None:
+        steps = nn.functional.pad(position_ids[:, 1:] - position_ids[:, :-1], (1, 0))
+        return steps, (torch.arange(position_ids.shape[1], device=position_ids.device) > 0).expand_as(position_ids)
+    indices = torch.arange(is_token.shape[1], device=is_token.device)
+    last = torch.where(is_token, indices, -1).cummax(-1).values
+    previous = nn.functional.pad(last, (1, 0), value=-1)[:, :-1]
+    return position_ids - position_ids.gather(1, previous.clamp(min=0)), is_token & (previous >= 0)
+
+
+def document_numbers(steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
+    """The number of each token's document in its row, from 0, (B, L), from the result of `position_steps`."""
+    return (follows & (steps <= 0)).long().cumsum(-1)

@@ -31,7 +31,6 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 CONFIGURATION_MODULE = f"{PACKAGE}.models.configuration_relpos_bert"
 MODELING_MODULE = f"{PACKAGE}.models.modeling_relpos_bert"
-REGISTRY = f"{PACKAGE}.schemes.registry"
 WIDTH = 119
 
 HEADER = '''"""{title} of BERT with relative positions, position scheme {schemes}: the code of a saved model.
@@ -143,7 +142,6 @@ INSTEAD = {
 PACKAGE_ONLY = {
     "AttentionCall": ("device", "is_traced", "scores"),
     "RelPosBertConfig": (
-        "__new__",
         "from_bert",
         "from_dict",
         "from_json_file",
@@ -206,9 +204,6 @@ class Module:
 def bundle(config: Any) -> dict[str, str]:
     """The text of the two files for a configuration, by name. It depends on schemes, features and release only.
 
-    Args:
-        config: a RelPosBertConfig.
-
     Raises:
         NoCodeError: for a scheme that is not part of this package.
     """
@@ -264,8 +259,6 @@ def _read_import(module: Module, package: str, statement: ast.Import | ast.Impor
     for alias in statement.names:
         bound = alias.asname or alias.name
         if isinstance(statement, ast.Import):
-            if alias.asname is None and "." in alias.name:
-                raise BundleError(f"{module.name}: import {alias.name}; write `from … import …`")
             module.absolute[bound] = (alias.name, None)
         elif not statement.level:
             module.absolute[bound] = (str(statement.module), alias.name)
@@ -386,14 +379,7 @@ def _file(
     entry: str,
     changed: Mapping[str, str],
 ) -> str:
-    """One of the two files.
-
-    Args:
-        definitions: definitions in the file.
-        imported: definitions that it may import from the other file.
-        entry: module whose `__all__` the file has.
-        changed: replacement code by name.
-    """
+    """One of the two files, which may import definitions from the other, and has the `__all__` of a module."""
     names: dict[str, Any] = {}
     for module in _in_order({definition.module for definition in definitions}):
         for definition in _module(module).definitions:
@@ -427,11 +413,7 @@ def _file(
 
 
 def _claim(names: dict[str, Any], name: str, meaning: Any) -> None:
-    """Record the meaning of a name in a file.
-
-    Raises:
-        BundleError: for a name that has another meaning already, or hides a builtin.
-    """
+    """Record the meaning of a name in a file, unless it has another one already, or hides a builtin."""
     other = names.setdefault(name, meaning)
     alike = isinstance(other, Definition) and isinstance(meaning, Definition) and other.source == meaning.source
     if other != meaning and not alike:
@@ -446,32 +428,17 @@ def _where(meaning: Definition | tuple[str, str | None]) -> str:
 
 def _imports(bound: dict[str, tuple[str, str | None]]) -> list[str]:
     """Import statements, with those of the standard library first."""
-    blocks = []
-    for own in (True, False):
-        of_block = {
-            name: (module, there)
-            for name, (module, there) in bound.items()
-            if (module.split(".")[0] in sys.stdlib_module_names) is own
-        }
-        lines = sorted(
-            f"import {module}" + (f" as {name}" if name != module else "")
-            for name, (module, there) in of_block.items()
-            if there is None
-        )
-        for module in sorted({module for module, there in of_block.values() if there is not None}):
-            lines.append(
-                _from(
-                    module,
-                    sorted(
-                        there if there == name else f"{there} as {name}"
-                        for name, (source, there) in of_block.items()
-                        if source == module and there is not None
-                    ),
-                )
-            )
-        if lines:
-            blocks.append("\n".join(lines))
-    return blocks
+    lines = []
+    names: dict[str, list[str]] = {}
+    for name, (module, there) in sorted(bound.items()):
+        if there is None:
+            lines.append(f"import {module}" + (f" as {name}" if name != module else ""))
+        else:
+            names.setdefault(module, []).append(there if there == name else f"{there} as {name}")
+    lines += [_from(module, sorted(names[module])) for module in sorted(names)]
+    own = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    other = [line for line in lines if line not in own]
+    return ["\n".join(block) for block in (own, other) if block]
 
 
 def _from(module: str, names: list[str]) -> str:

@@ -1,20 +1,9 @@
-"""Toy data and one training run with the stock Trainer, in this process or in several.
+"""Toy data, and one training run with the stock Trainer, in this process or in several."""
 
-As a script, one of the processes that `accelerate launch` starts:
-
-    accelerate launch --multi_gpu --num_processes 2 tests/ddp_train.py OUT.json FOLDER BATCH SCHEME ...
-
-It trains each scheme on the classification toy, BATCH examples per process and step, and writes the losses.
-"""
-
-import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from oracles import ON_TOKENS
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -34,10 +23,6 @@ HEADS = {
     "echo": RelPosBertForMaskedLM,
     "next": RelPosBertLMHeadModel,
 }
-
-
-# each process draws its own random positions for cape
-ALIKE = [scheme for scheme in ON_TOKENS if scheme != "cape"]
 
 
 class Toy(Dataset):
@@ -110,28 +95,6 @@ def make_model(task: str, scheme: str, dropout: float = 0.0):
     )
 
 
-def tiny_run(folder: Path, **arguments) -> TrainingArguments:
-    """Arguments of a run of some steps on CPU, in this process or in several.
-
-    Args:
-        folder: for checkpoints.
-        arguments: of `TrainingArguments`, beside the defaults here or in place of them.
-    """
-    defaults = {
-        "learning_rate": 5e-3,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "ddp_backend": "gloo" if "LOCAL_RANK" in os.environ else None,
-        "disable_tqdm": True,
-        "seed": 3,
-        "dataloader_num_workers": 0,
-    }
-    return TrainingArguments(output_dir=str(folder), **{**defaults, **arguments})
-
-
 def train(
     model, task: str, folder: Path, resume: Path | None = None, more_callbacks: tuple | list = (), **arguments
 ) -> tuple[list[float], Trainer]:
@@ -141,43 +104,31 @@ def train(
         folder: for checkpoints.
         resume: checkpoint to go on from.
         more_callbacks: beside the one that collects the losses.
-        arguments: as `tiny_run` takes them; 30 steps of 8 examples, if they say nothing else.
+        arguments: of `TrainingArguments`, beside the defaults here or in place of them.
 
     Returns:
         Loss of each step, and the trainer.
     """
     losses = Losses()
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "max_steps": 30,
+        "learning_rate": 5e-3,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "ddp_backend": "gloo" if "LOCAL_RANK" in os.environ else None,
+        "disable_tqdm": True,
+        "seed": 3,
+    }
     trainer = Trainer(
         model=model,
-        args=tiny_run(folder, **{"per_device_train_batch_size": 8, "max_steps": 30, **arguments}),
+        args=TrainingArguments(output_dir=str(folder), **{**defaults, **arguments}),
         train_dataset=Toy(task),
         eval_dataset=Toy(task, count=16),
         callbacks=[losses, *more_callbacks],
     )
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return losses.values, trainer
-
-
-def train_schemes(schemes: list[str], folder: Path, batch: int) -> dict[str, dict]:
-    """Losses, and the sum of squares of every trained parameter, for each scheme."""
-    report = {}
-    for scheme in schemes:
-        model = make_model("order", scheme)
-        losses, trainer = train(model, "order", folder, per_device_train_batch_size=batch, max_steps=6)
-        squares = {key: parameter.double().square().sum().item() for key, parameter in model.named_parameters()}
-        report[scheme] = {"losses": losses, "squares": squares, "processes": trainer.args.world_size}
-    return report
-
-
-def main(work: Callable[[Path, int], dict]) -> None:
-    """One of the processes that `accelerate launch` starts with OUT.json, FOLDER and BATCH; the first one writes."""
-    torch.set_num_threads(1)
-    out, folder, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    found = work(folder, batch)
-    if torch.distributed.get_rank() == 0:
-        out.write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(lambda folder, batch: train_schemes(sys.argv[4:], folder, batch))
