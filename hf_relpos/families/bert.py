@@ -1,6 +1,6 @@
 """BERT with absolute positions, `relative_key` or `relative_key_query`, and checkpoints of this package."""
 
-from .family import ALL, Family, copy_of_bert
+from .family import ALL, LEGACY_TYPES, Family, copy_of_bert
 
 
 # Checkpoints of this package, whose configuration names their positions.
@@ -10,7 +10,6 @@ OWN = Family(
     rules=(),
     stock="bert",
     title="hf_relpos",
-    legacy_types=(),
 )
 
 
@@ -21,6 +20,7 @@ FAMILIES: dict[str, Family] = {
         rules=(),
         stock="bert",
         dropped_fields=("embedding_size",),
+        legacy_types=LEGACY_TYPES,
         title="BERT",
         live=copy_of_bert("BERT", "bert", "Bert"),
     ),

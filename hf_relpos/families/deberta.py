@@ -11,7 +11,7 @@ import torch
 from ..models.checks import NAMES, Rule as FieldRule, integer
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
-from .family import LONG_INPUTS, OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
+from .family import LONG_INPUTS, MOST, OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -39,7 +39,6 @@ TYPES = {
     "pos_att_type": FieldRule(lambda value: isinstance(value, str) or NAMES.accepts(value), f"a string, {NAMES.help}"),
     "position_buckets": integer(-1),
 }
-SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 RULES = (
     Rule("deberta.*", "bert.*"),
     Rule("bert.encoder.rel_embeddings.*", "bert.encoder.distance_embedding.rel_embeddings.*"),
@@ -200,7 +199,6 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
 
 
 COMMON: dict[str, Any] = {
-    "legacy_types": (),
     "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
     "types": TYPES,
     "told_by_tensors": _told_by_tensors,
@@ -213,7 +211,7 @@ PROJECTIONS = {f"attention.self.{name}_proj": f"attention.self.{name}" for name 
 FAMILIES: dict[str, Family] = {
     "deberta-v2": Family(
         class_prefixes=("DebertaV2",),
-        suffixes=(*SUFFIXES, "ForMultipleChoice"),
+        suffixes=(*MOST, "ForMultipleChoice"),
         rules=(
             *RULES,
             *renamed(PROJECTIONS),
@@ -259,7 +257,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "deberta": Family(
         class_prefixes=("Deberta",),
-        suffixes=SUFFIXES,
+        suffixes=MOST,
         rules=(
             *RULES,
             *renamed(PROJECTIONS),

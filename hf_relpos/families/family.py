@@ -257,7 +257,6 @@ class Family:
         tolerance: tolerance of outputs in float64, relative to the largest, if Transformers computes parts in float32;
             None if it does not.
         unsupported_reason: function from a configuration to the reason why it cannot be converted; empty if it can.
-        since: the first release that reads the family.
         published: fields of its published checkpoints that are not defaults of its class.
         layout: layout of its tensors, for messages about checkpoints without a known family; None for BERT's.
         live: how its live models are accelerated; None if they are not.
@@ -266,14 +265,14 @@ class Family:
     class_prefixes: tuple[str, ...]
     suffixes: tuple[str, ...]
     rules: tuple[Rule, ...]
-    stock: str | None
     title: str
+    stock: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     dropped_fields: tuple[str, ...] = ()
     types: dict[str, FieldRule] = field(default_factory=dict)
     renamed_fields: dict[str, str] = field(default_factory=dict)
     always_gelu: bool = False
-    legacy_types: tuple[str, ...] = LEGACY_TYPES
+    legacy_types: tuple[str, ...] = ()
     positions: Callable[[Mapping[str, Any]], Positions] = lambda config: Positions()
     position_types: tuple[str, ...] = ()
     token_types: bool = True
@@ -292,7 +291,6 @@ class Family:
     masks_queries: bool = False
     tolerance: float | None = None
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
-    since: str = "0.1.0"
     published: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
     live: LiveFamily | None = None
@@ -336,5 +334,8 @@ def pad_token(config: Mapping[str, Any]) -> int:
 ALL = tuple(
     suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
 )
+
+# Heads with the same outputs that most families have.
+MOST = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}

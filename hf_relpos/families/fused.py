@@ -10,6 +10,7 @@ from .family import Tensors
 
 
 PROJECTIONS = tuple(f".attention.self.{name}." for name in ("query", "key", "value"))
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
 def split_rows(tensors: Tensors, fused: str, parts: Sequence[str], rows: int) -> dict[str, torch.Tensor]:
@@ -51,6 +52,14 @@ def join_rows(tensors: Tensors, fused: str, parts: Sequence[str]) -> dict[str, t
         elif not any(other in name for other in others):
             joined[name] = tensor
     return joined
+
+
+def other_value(config: Mapping[str, Any], only: Mapping[str, Any]) -> str:
+    """Why a configuration has no counterpart here: a field with another value than these; empty if there is none."""
+    for name, value in only.items():
+        if config.get(name) not in (None, value):
+            return f"{name} = {config[name]!r}: only {value!r} has a counterpart here; its own code reads the others"
+    return ""
 
 
 def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:

@@ -39,13 +39,8 @@ DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
 MARKED = {family.marks for family in DIRECT if family.signature_tensors}
 
 
-def _told_by_config(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration shows that the checkpoint belongs to one of these families."""
-    return _family_of(config) is not None
-
-
 def _family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
-    """The family of these that configuration or tensors show; None for none."""
+    """The directly read family that configuration or tensors show; None for none."""
     model_type = str(config.get("model_type", "bert"))
     marked = (family for family in DIRECT if family.marks == model_type and family.marked(config, names))
     known = FAMILIES.get(model_type)
@@ -72,9 +67,7 @@ def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | No
     Raises:
         ValueError: for a configuration that has no counterpart here.
     """
-    if not _told_by_config(config):
-        return None
-    return _fields(recognise(Path(str(source)), config))
+    return None if _family_of(config) is None else _fields(recognise(Path(str(source)), config))
 
 
 def state_dict(
@@ -99,7 +92,7 @@ def state_dict(
     if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return None
     model_type = config.get("model_type", "bert")
-    if not (_told_by_config(config) or (by_tensors and model_type in MARKED)):
+    if _family_of(config) is None and not (by_tensors and model_type in MARKED):
         return None
     # as in Transformers, whose unpickler also makes tensors only
     allow_pickle = arguments.get("use_safetensors") is not True
@@ -109,7 +102,9 @@ def state_dict(
     if _family_of(config, stored) is None:
         return None
     spec = recognise(folder, config, stored)
-    spec = _with_head(spec, architecture)
+    heads = {stock: own for own, stock in reversed(spec.family.heads(spec.config).items())}
+    if architecture in heads:
+        spec = spec.with_head(Head(heads[architecture], architecture))
     tensors = {
         renamed: tensor[spec.cut :] if is_table(renamed) else tensor
         for name, tensor in spec.unpack(stored).items()
@@ -133,13 +128,6 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
 
     folder = fetch(SAFETENSORS_FILES)
     return folder if has_safetensors(folder, variant) else fetch((*SAFETENSORS_FILES, *PICKLED_FILES))
-
-
-def _with_head(spec: CheckpointSpec, architecture: str) -> CheckpointSpec:
-    """The same for the given head; the file's head if the family does not have it."""
-    heads = spec.family.heads(spec.config)
-    own = next((own for own, stock in heads.items() if stock == architecture), None)
-    return spec if own is None else spec.with_head(Head(own, heads[own]))
 
 
 def _fields(spec: CheckpointSpec) -> dict[str, Any]:

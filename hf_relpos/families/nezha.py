@@ -30,7 +30,6 @@ FAMILIES: dict[str, Family] = {
             "max_relative_position": 64,
         },
         dropped_fields=("use_relative_position", "max_relative_position", "embedding_size"),
-        legacy_types=(),
         positions=lambda config: Positions(
             absolute=False, scheme="nezha", options={"max_relative_position": config["max_relative_position"]}
         ),

@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
-from .checkpoint import tensor_names
+from .checkpoint import conversion_errors, tensor_names
 from .errors import ConversionError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .names import is_scheme, is_table, to_stock
@@ -177,10 +177,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
 
 
 def _check_types(folder: Path, config: Mapping[str, Any], types: Mapping[str, Rule]) -> None:
-    try:
+    with conversion_errors(f"{folder / 'config.json'}: "):
         check_rules(types, config.items())
-    except ValueError as error:
-        raise ConversionError(f"{folder / 'config.json'}: {error}") from error
 
 
 def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:

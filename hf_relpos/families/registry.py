@@ -15,13 +15,12 @@ from . import (
     electra,
     ernie,
     gte,
+    live_only,
     mpnet,
     nezha,
     nomic,
     roberta,
     roformer,
-    rotary,
-    t5,
     xlm_roberta_flash,
     xlnet,
 )
@@ -48,7 +47,7 @@ FAMILIES: dict[str, Family] = {
     **xlm_roberta_flash.FAMILIES,
 }
 # Encoders of live models that can be accelerated.
-LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *t5.LIVE, *rotary.LIVE)
+LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *live_only.LIVE)
 # Layouts that are not read.
 OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (

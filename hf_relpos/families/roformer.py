@@ -8,7 +8,7 @@ import torch
 
 from ..host.declarations import ROFORMER_CAUSAL_MASK
 from .errors import ConversionError
-from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors
+from .family import LONG_INPUTS, MOST, Family, Layout, LiveFamily, Positions, Tensors
 from .names import Rule
 
 
@@ -79,14 +79,7 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
 FAMILIES: dict[str, Family] = {
     "roformer": Family(
         class_prefixes=("RoFormer",),
-        suffixes=(
-            "Model",
-            "ForMaskedLM",
-            "ForCausalLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForQuestionAnswering",
-        ),
+        suffixes=(*MOST, "ForCausalLM"),
         rules=(
             Rule("roformer.*", "bert.*"),
             Rule("embeddings_project.*", "bert.embeddings_project.*"),
@@ -103,7 +96,6 @@ FAMILIES: dict[str, Family] = {
             "num_attention_heads": 12,
         },
         dropped_fields=("rotary_value",),
-        legacy_types=(),
         tokenizer="RoFormerTokenizer",
         positions=lambda config: Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"}),
         fields=_fields,

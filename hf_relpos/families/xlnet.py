@@ -166,7 +166,6 @@ FAMILIES: dict[str, Family] = {
             "ff_activation": "hidden_act",
         },
         types={"clamp_len": integer(-1, optional=True)},
-        legacy_types=(),
         tokenizer="XLNetTokenizer",
         positions=_positions,
         fields=_fields,
