@@ -1,6 +1,6 @@
 """ELECTRA (Clark et al., arXiv 2003.10555), generators and discriminators."""
 
-from .family import LEGACY_TYPES, Family, Layout, copy_of_bert
+from .family import LEGACY_TYPES, SUMMARY, Family, Layout, copy_of_bert
 from .names import Rule
 
 
@@ -18,7 +18,7 @@ FAMILIES: dict[str, Family] = {
         ),
         stock="electra",
         defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
-        dropped_fields=("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),
+        dropped_fields=SUMMARY,
         legacy_types=LEGACY_TYPES,
         always_gelu=True,
         title="ELECTRA",

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from ..host.declarations import LIVE as NEEDS_OF_LIVE
-from ..models.checks import Rule as FieldRule
 from .names import BASE_RULES, RULES, Rule
 
 
@@ -59,6 +58,8 @@ COUNTERPARTS = {
 }
 # Fields that families without a decoder ignore.
 OF_DECODERS = ("is_decoder", "add_cross_attention")
+# Fields of heads with a `SequenceSummary`, which are not kept.
+SUMMARY = ("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")
 # Language modelling heads that always apply GELU, where BERT's applies `hidden_act`.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 # Pre-training heads. One that BERT does not have is dropped; a task head that BERT does not have is rejected.
@@ -228,7 +229,6 @@ class Family:
         title: name in documents.
         defaults: defaults of its configuration that differ from BERT's.
         dropped_fields: fields of its configuration that BERT does not have.
-        types: valid values of fields that are read before RelPosBertConfig checks what they became.
         renamed_fields: BERT's field by field of its configuration.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
         legacy_types: values of `position_embedding_type` in Transformers ≤ 4.57, other than `absolute`.
@@ -269,7 +269,6 @@ class Family:
     stock: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     dropped_fields: tuple[str, ...] = ()
-    types: dict[str, FieldRule] = field(default_factory=dict)
     renamed_fields: dict[str, str] = field(default_factory=dict)
     always_gelu: bool = False
     legacy_types: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from ..models.checks import integer
 from .family import LEGACY_TYPES, MOST, SPECIAL_TOKENS, Family, Layout, copy_of_bert, pad_token
 from .names import Rule
 
@@ -21,7 +20,6 @@ COMMON: dict[str, Any] = {
     "legacy_types": LEGACY_TYPES,
     "always_gelu": True,
     "padding": pad_token,
-    "types": {"pad_token_id": integer(0)},
 }
 LAYOUT = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 
