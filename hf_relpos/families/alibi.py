@@ -13,7 +13,7 @@ import torch
 
 from ..models.checks import FEED_FORWARD_TYPES
 from .family import ALL, Family, Layout, Positions, Tensors, renamed
-from .fused import PROJECTIONS, join_rows, split_rows
+from .fused import join_projections, split_projections
 from .names import Rule, from_stock
 
 
@@ -161,7 +161,7 @@ def _pack_mosaic(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch
     tensors = _gated_names(config, tensors)
     if "cls.predictions.decoder.bias" in tensors:  # the original head has one bias
         tensors.pop("cls.predictions.bias", None)
-    return join_rows(tensors, FUSED, PROJECTIONS)
+    return join_projections(tensors, FUSED)
 
 
 FAMILIES: dict[str, Family] = {
@@ -206,7 +206,7 @@ FAMILIES: dict[str, Family] = {
         positions=_alibi,
         position_types=("alibi",),
         fields=lambda config: {"feed_forward_type": "glu", "hidden_act": "gelu"},
-        unpack=lambda config, tensors: split_rows(tensors, FUSED, PROJECTIONS, config.get("hidden_size", 768)),
+        unpack=lambda config, tensors: split_projections(tensors, FUSED, config.get("hidden_size", 768)),
         pack=_pack_mosaic,
         marker="alibi_starting_size",
         signature_tensors=(GATED, r"\.attention\.self\.Wqkv\."),

@@ -325,11 +325,6 @@ def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
     )
 
 
-def pad_token(config: Mapping[str, Any]) -> int:
-    """`pad_token_id` of the configuration."""
-    return config["pad_token_id"]
-
-
 ALL = tuple(
     suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .family import MOST, Family, Layout, Positions, Tensors, renamed
-from .fused import PROJECTIONS, ROPE_FIELDS, join_rows, other_value, rope_options, rope_scaling, split_rows
+from .fused import ROPE_FIELDS, join_projections, other_value, rope_options, rope_scaling, split_projections
 from .names import Rule, from_stock
 
 
@@ -35,7 +35,7 @@ def _rules(model_type: str) -> tuple[Rule, ...]:
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     size = config.get("hidden_size", 768)
-    split = split_rows(tensors, FUSED, PROJECTIONS, size)
+    split = split_projections(tensors, FUSED, size)
     # our first half is activated
     return {name.replace(GATED, DENSE): t.roll(len(t) // 2, 0) if GATED in name else t for name, t in split.items()}
 
@@ -46,7 +46,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
         name: t for name, t in tensors.items() if name != "cls.predictions.bias" and not name.startswith("pooler.")
     }
     if config.get("pack_qkv", True):
-        kept = join_rows(kept, FUSED, PROJECTIONS)
+        kept = join_projections(kept, FUSED)
     rules = _rules(config["model_type"])
     return {
         from_stock(name, rules).replace(DENSE, GATED): t.roll(len(t) // 2, 0) if DENSE in name else t

@@ -12,7 +12,7 @@ import torch
 
 from .errors import ConversionError
 from .family import Family, Layout, Positions, Tensors, renamed
-from .fused import PROJECTIONS, ROPE_FIELDS, join_rows, other_value, rope_options, rope_scaling, split_rows
+from .fused import ROPE_FIELDS, join_projections, other_value, rope_options, rope_scaling, split_projections
 from .names import Rule, from_stock
 
 
@@ -66,7 +66,7 @@ def _size(config: Mapping[str, Any]) -> int:
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in tensors.items()}
-    found = split_rows(found, FUSED, PROJECTIONS, _size(config))
+    found = split_projections(found, FUSED, _size(config))
     for name in [name for name in found if GATE in name]:
         up = name.replace(GATE, UP)
         if up not in found:
@@ -81,7 +81,7 @@ def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tens
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     rules = (Rule("bert.*" if "n_embd" in config else "nomic_bert.*", "bert.*"), HEAD, *renamed(THEIRS))
     packed: dict[str, torch.Tensor] = {}
-    for name, tensor in join_rows(tensors, FUSED, PROJECTIONS).items():
+    for name, tensor in join_projections(tensors, FUSED).items():
         their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
         if name.endswith("bias") and any(each in name for each in BIASED) and not _has_bias(config, name):
             if bool(tensor.any()):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .family import LEGACY_TYPES, MOST, SPECIAL_TOKENS, Family, Layout, copy_of_bert, pad_token
+from .family import LEGACY_TYPES, MOST, SPECIAL_TOKENS, Family, Layout, copy_of_bert
 from .names import Rule
 
 
@@ -19,7 +19,7 @@ COMMON: dict[str, Any] = {
     "dropped_fields": ("embedding_size",),
     "legacy_types": LEGACY_TYPES,
     "always_gelu": True,
-    "padding": pad_token,
+    "padding": lambda config: config["pad_token_id"],
 }
 LAYOUT = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 

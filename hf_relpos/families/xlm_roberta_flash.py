@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .errors import ConversionError
-from .family import MOST, SPECIAL_TOKENS, Family, Layout, Positions, Tensors, pad_token, renamed
-from .fused import PROJECTIONS, ROPE_FIELDS, join_rows, rope_options, rope_scaling, split_rows
+from .family import MOST, SPECIAL_TOKENS, Family, Layout, Positions, Tensors, renamed
+from .fused import ROPE_FIELDS, join_projections, rope_options, rope_scaling, split_projections
 from .names import Rule, from_stock
 
 
@@ -76,7 +76,7 @@ def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tenso
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in merged(config, tensors).items()}
-    return split_rows(found, FUSED, PROJECTIONS, config.get("hidden_size", 768))
+    return split_projections(found, FUSED, config.get("hidden_size", 768))
 
 
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -88,7 +88,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
     is_classifier = {"classifier.weight", "bert.pooler.dense.weight"} <= tensors.keys()
     rules = (*CLASSIFIER, *RULES) if is_classifier else RULES
     packed = {}
-    for name, tensor in join_rows(tensors, FUSED, PROJECTIONS).items():
+    for name, tensor in join_projections(tensors, FUSED).items():
         their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
         if name != "cls.predictions.bias":  # once, as the decoder's
             packed[from_stock(their.replace("predictions.decoder.bias", "predictions.bias"), rules)] = tensor
@@ -163,7 +163,7 @@ FAMILIES: dict[str, Family] = {
         marker="use_flash_attn",
         signature_tensors=(r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\."),
         defaults={"vocab_size": 250002, **SPECIAL_TOKENS},
-        padding=lambda config: -1 if _is_rotary(config) else pad_token(config),
+        padding=lambda config: -1 if _is_rotary(config) else config["pad_token_id"],
         published={"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
     ),
     "jina_embeddings_v3": _family(
