@@ -1,7 +1,5 @@
 """`patch_transformers`: what it reroutes, what it leaves alone, and that nothing of it remains."""
 
-import threading
-
 import pytest
 import torch
 import transformers
@@ -17,12 +15,10 @@ from transformers import (
     BertForMaskedLM,
     BertModel,
     BertPreTrainedModel,
-    BertTokenizer,
     EncoderDecoderModel,
     PreTrainedModel,
     RobertaConfig,
     RobertaModel,
-    pipeline,
 )
 from transformers.models.bert import modeling_bert
 from transformers.models.bert.modeling_bert import (
@@ -167,14 +163,6 @@ def test_our_own_format(tmp_path):
         check_old_outputs(model, MASKED_LM)
 
 
-def test_lost_tables_are_noticed(tmp_path):
-    BertForMaskedLM.from_pretrained(MASKED_LM).save_pretrained(tmp_path)
-    with patch_transformers():
-        for door in (BertForMaskedLM, AutoModelForMaskedLM):
-            with raises(ValueError, "distance_embedding."):
-                door.from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize("scheme", ["absolute", None, "relative_kye"])
 def test_absolute_stays_stock(scheme, tmp_path):
     config = BertConfig(**SIZES, **({} if scheme is None else {"position_embedding_type": scheme}))
@@ -272,22 +260,6 @@ def test_encoder_decoder(tmp_path):
         torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
 
 
-def test_fill_mask_pipeline(tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(45))]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
-    with patch_transformers():
-        model = AutoModelForMaskedLM.from_pretrained(MASKED_LM)
-        by_name = pipeline("fill-mask", model=str(MASKED_LM), tokenizer=tokenizer)
-    assert type(by_name.model) is RelPosBertForMaskedLM
-    fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
-    found = fill("w1 [MASK] w3", top_k=2)
-    with torch.no_grad():
-        logits = model(**tokenizer("w1 [MASK] w3", return_tensors="pt")).logits
-    assert [answer["token"] for answer in found] == logits[0, 2].topk(2).indices.tolist()
-    assert found == by_name("w1 [MASK] w3", top_k=2)
-
-
 def is_patched() -> bool:
     return type(BertModel(BertConfig(**SIZES, position_embedding_type="relative_key"))) is RelPosBertModel
 
@@ -317,10 +289,6 @@ def test_nesting():
     with second:
         assert is_patched()
     assert same_objects(attributes(), before)
-
-
-def test_errors_undo():
-    before = attributes()
     with pytest.raises(ZeroDivisionError), patch_transformers(), patch_transformers():
         assert is_patched()
         raise ZeroDivisionError
@@ -342,24 +310,6 @@ def test_wrapped_by_another(monkeypatch):
     BertModel.__init__ = stock
 
 
-def test_threads():
-    """Handles taken and undone in several threads leave nothing behind."""
-    failures = []
-
-    def work():
-        for _ in range(20):
-            with patch_transformers():
-                if not is_patched():
-                    failures.append("not patched")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
 PARTS = [BertEmbeddings, BertEncoder, BertLayer, BertAttention, BertSelfAttention]
 
 
@@ -372,6 +322,9 @@ def test_parts_of_a_model_are_refused(part, scheme):
     with patch_transformers():
         with raises(ValueError, part.__name__, f"'{scheme}'"):
             part(config)
+        if part in (BertEmbeddings, BertEncoder, BertLayer):
+            with raises(ValueError, part.__name__):
+                part(RelPosBertConfig(**SIZES))
         for same in (BertConfig(**SIZES), BertConfig(**SIZES, position_embedding_type="absolute")):
             assert [name for name, _ in part(same).named_parameters()] == names
         assert type(BertModel(config)) is RelPosBertModel
@@ -379,12 +332,6 @@ def test_parts_of_a_model_are_refused(part, scheme):
         for built in (RelPosBertModel(ours), RelPosBertLayer(ours), RelPosBertEncoder(ours)):
             assert any("distance_embedding" in name for name, _ in built.named_modules())
     assert [name for name, _ in part(config).named_parameters()] == names
-
-
-@pytest.mark.parametrize("part", [BertEmbeddings, BertEncoder, BertLayer], ids=lambda part: part.__name__)
-def test_parts_with_our_configuration_are_refused(part):
-    with patch_transformers(), raises(ValueError, part.__name__):
-        part(RelPosBertConfig(**SIZES))
 
 
 class UserEncoder(BertPreTrainedModel):
@@ -420,14 +367,3 @@ def test_a_relative_subclass_of_the_body_is_warned_of(caplog):
             assert "UserModel, a subclass of BertModel, ignores position_embedding_type = 'kerple'" in caplog.text
     finally:
         logging.get_logger("transformers").removeHandler(caplog.handler)
-
-
-def test_parts_with_the_seed_of_a_model_are_the_same():
-    """The patch draws no random number of its own."""
-    config = RelPosBertConfig(**SIZES, position_embedding_type="shaw")
-    torch.manual_seed(0)
-    without = RelPosBertModel(config).state_dict()
-    with patch_transformers():
-        torch.manual_seed(0)
-        within = RelPosBertModel(config).state_dict()
-    assert all(torch.equal(tensor, within[name]) for name, tensor in without.items())
