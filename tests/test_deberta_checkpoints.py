@@ -375,6 +375,14 @@ def test_the_tokenizer_of_a_model(tmp_path):
         export_checkpoint(model, tmp_path / "away")
 
 
+def test_the_load_report_names_the_checkpoint(tmp_path, warnings_heard):
+    """Transformers is given renamed tensors, and would say that they are from None."""
+    _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)
+    read(folder, "ForSequenceClassification")  # with a new head
+    (report,) = [text for text in warnings_heard if "LOAD REPORT" in text]
+    assert report.splitlines()[0].endswith(f" from: {folder}")
+
+
 @pytest.mark.parametrize(
     "kind, fields, words",
     [
