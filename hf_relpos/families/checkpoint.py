@@ -198,11 +198,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         ConversionError: for a folder without config.json, and a quantised model.
     """
     path = folder / "config.json"
-    if not path.is_file():
-        raise ConversionError(
-            f"{folder}: no config.json, so this is not a checkpoint folder; give the folder that "
-            "`save_pretrained` wrote"
-        )
+    with conversion_errors():
+        checkpoint_files.check_config(folder)
     config = without_kernels(read_json(path), path)
     if config.get("quantization_config"):
         raise ConversionError(

@@ -32,8 +32,6 @@ NOT_KEPT = (
     "torch_dtype",
     "transformers_version",
 )
-# Arguments of downloads; `subfolder` becomes a part of the path.
-DOWNLOAD_ARGUMENTS = tuple(name for name in HUB_ARGUMENTS if name not in ("proxies", "subfolder"))
 DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
 # Values of `model_type` of checkpoints that may be of another architecture, by their tensors.
 MARKED = {family.marks for family in DIRECT if family.signature_tensors}
@@ -119,7 +117,7 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
     subfolder = hub.get("subfolder") or ""
     if Path(source).is_dir():
         return Path(source, subfolder)
-    options = {name: hub[name] for name in DOWNLOAD_ARGUMENTS if name in hub}
+    options = {name: value for name, value in hub.items() if name not in ("proxies", "subfolder")}
 
     def fetch(patterns: tuple[str, ...]) -> Path:
         # shards of a variant: model.fp16-00001-of-00002.safetensors, once model-00001-of-00002.fp16.safetensors

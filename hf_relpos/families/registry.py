@@ -12,12 +12,9 @@ from . import (
     bert,
     deberta,
     distilbert,
-    electra,
-    ernie,
     gte,
     live_only,
     mpnet,
-    nezha,
     nomic,
     roberta,
     roformer,
@@ -31,10 +28,7 @@ from .family import Family, Layout, LiveFamily
 # Families by `model_type`, or by another name if their model_type is BERT's.
 FAMILIES: dict[str, Family] = {
     **bert.FAMILIES,
-    **nezha.FAMILIES,
     **roberta.FAMILIES,
-    **electra.FAMILIES,
-    **ernie.FAMILIES,
     **distilbert.FAMILIES,
     **albert.FAMILIES,
     **mpnet.FAMILIES,
