@@ -1,8 +1,9 @@
-"""BERT with absolute positions, `relative_key` or `relative_key_query`, this package, and copies of BERT.
+"""BERT with absolute or relative positions, checkpoints of this package, and copies of BERT.
 
-NEZHA (Wei et al., arXiv 1909.00204) has the layout of Transformers ≤ 4.57 or its original one. ELECTRA (Clark et al.,
-arXiv 2003.10555) has generators and discriminators. ERNIE (Sun et al., arXiv 1904.09223) is BERT with another prefix;
-later versions also have task types.
+Stock BERT had `relative_key` and `relative_key_query` up to Transformers 4.57. NEZHA (Wei et al., arXiv
+1909.00204) has the layout of Transformers ≤ 4.57 or its original one. ELECTRA (Clark et al., arXiv 2003.10555) has
+generators and discriminators. ERNIE (Sun et al., arXiv 1904.09223) is BERT with another prefix; later versions also
+have task types.
 """
 
 from collections.abc import Mapping

@@ -115,7 +115,7 @@ def _parameters_on_meta() -> Iterator[None]:
             return None  # as it is
         return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(move)
+    hook = register_module_parameter_registration_hook(move)  # type: ignore[arg-type]  # it may return a parameter
     try:
         yield
     finally:
