@@ -3,22 +3,17 @@
 import json
 import os
 import shutil
-import signal
 import struct
-import sys
-from itertools import product
 
 import pytest
 import torch
 from errors import raises
-from launching import SERVER
-from selection import with_full
 from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.conversion import ConversionError, convert, pipeline
+from hf_relpos.conversion import ConversionError, convert
 from hf_relpos.evaluation.loading import load_model, pooling_of
 
 
@@ -64,8 +59,7 @@ def rewritten(change):
         size = struct.unpack("<Q", content[:8])[0]
         header = json.loads(content[8 : 8 + size])
         names = [name for name in header if name != "__metadata__"]
-        header = change(header, names) or header
-        header = (header if isinstance(header, str) else json.dumps(header)).encode()
+        header = json.dumps(change(header, names) or header).encode()
         path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
 
     return spoil
@@ -131,15 +125,9 @@ def nested(brackets):
 ONE_FILE = {
     "empty": (edited(lambda content: b""), "cut short or corrupt"),
     "cut": (edited(lambda content: content[:-10]), "cut short or corrupt"),
-    "header cut": (edited(lambda content: content[:100]), "cut short or corrupt"),
-    "header of 2**63 bytes": (edited(lambda content: struct.pack("<Q", 2**63) + content[8:]), "cut short or corrupt"),
     "header of 99 MB": (edited(lambda content: struct.pack("<Q", 99_999_999) + content[8:]), "cut short or corrupt"),
     "overlap": (
         rewritten(lambda header, names: header[names[1]].update(data_offsets=header[names[0]]["data_offsets"])),
-        "cut short or corrupt",
-    ),
-    "out of range": (
-        rewritten(lambda header, names: header[names[1]].update(data_offsets=[10**12, 10**12 + 4])),
         "cut short or corrupt",
     ),
     "unknown dtype": (rewritten(lambda header, names: header[names[0]].update(dtype="F33")), "cut short or corrupt"),
@@ -147,7 +135,6 @@ ONE_FILE = {
         rewritten(lambda header, names: [header[name].update(dtype="I32") for name in names] and None),
         "has dtype",
     ),
-    "nested header": (rewritten(lambda header, names: "[" * 100_000), "cut short or corrupt"),
     "pointer": (
         edited(lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 440449768\n"),
         "a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
@@ -165,30 +152,20 @@ ONE_FILE = {
 }
 CONFIG = {
     "empty": (config(lambda content: b""), "not readable as JSON"),
-    "cut": (config(lambda content: content[:-9]), "not readable as JSON"),
     "list": (config(lambda content: b"[" + content + b"]"), "holds a list, not a JSON object"),
-    "null": (config(lambda content: b"null"), "holds a NoneType, not a JSON object"),
     "deep": (config(nested(200_000)), "not readable as JSON"),
     "UTF-16": (config(lambda content: content.decode().encode("utf-16")), "not readable as JSON"),
-    "BOM": (config(lambda content: b"\xef\xbb\xbf" + content), "not readable as JSON"),
-    "Latin-1": (config(lambda content: content.replace(b"gelu", b"gel\xfc")), "not readable as JSON"),
-    "zero byte": (config(lambda content: content + b"\0"), "not readable as JSON"),
     "number of 5000 digits": (config(lambda content: content[:-2] + b', "x": ' + b"9" * 5000 + b"}"), "not readable"),
     "not there": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
 }
 SHARDS = {
     "no JSON": (index(lambda content: "{"), "not readable as JSON"),
-    "deep": (index(lambda content: '{"weight_map": ' + "[" * 200_000), "not readable as JSON"),
-    "list": (index(lambda content: "[]"), "holds a list"),
     "no map": (index(lambda content: {"metadata": {}}), "weight_map = None names no tensors"),
     "map a list": (index(lambda content: {"weight_map": ["a"]}), "names no tensors"),
-    "map empty": (index(lambda content: {"weight_map": {}}), "names no tensors"),
     "map to null": (first_shard(None), "names the file 'None', which is not in the folder"),
     "a system file": (first_shard("../../../../../../etc/passwd"), "etc/passwd', which is not in the folder"),
-    "absolute": (first_shard("/etc/passwd"), "names the file '/etc/passwd', which is not in the folder"),
     "outside": (moved_out, "which is not in the folder"),
     "zero byte": (first_shard("a\0b"), "which is not in the folder"),
-    "the folder": (first_shard("."), "which is not in the folder"),
     "missing": (lambda folder: next(folder.glob("model-*")).unlink(), "which is not in the folder"),
     "itself": (first_shard(INDEX), "cut short or corrupt"),
     "pickle": (a_pickled_shard, "cut short or corrupt"),
@@ -260,20 +237,6 @@ def test_weights_that_are_not_finite_are_not_measured(tmp_path, checkpoints):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("content", [{"weight": Runs()}, Runs(), [Runs()]])
-def test_a_pickle_is_not_run(tmp_path, checkpoints, content):
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(checkpoints / "stock", folder)
-    (folder / WEIGHTS).unlink()
-    torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(ConversionError, match="Pickles are not read unasked"):
-        convert(folder, tmp_path / "out")
-    with pytest.raises(ConversionError, match=r"pytorch_model\.bin: corrupt, or holds other things than tensors"):
-        convert(folder, tmp_path / "out", allow_pickle=True)
-    with pytest.raises(ValueError, match=rf"{folder}: cannot be loaded \(UnpicklingError"):
-        load_model(folder)
-
-
 # Links ---------------------------------------------------------------------------------------------------------------
 
 
@@ -303,115 +266,6 @@ def test_weights_may_be_links_and_copied_files_may_not_lead_out(tmp_path, checkp
     with pytest.raises(ConversionError, match=r"vocab\.txt: a link out of the folder, to .*secret.*remove the link"):
         convert(folder, tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-# Processes that are killed, and two at once --------------------------------------------------------------------------
-
-
-def changes_files(event, arguments):
-    """Whether an audit event of Python is about to change the file system."""
-    if event == "open":
-        _, mode, flags = arguments
-        return (
-            bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) if mode is None else not set("wax+").isdisjoint(mode)
-        )
-    return event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
-
-
-def stopped(number, how, folder, arguments):
-    """Convert, and be stopped when it is about to change something in this folder for the n-th time."""
-    count = 0
-
-    def hook(event, values):
-        nonlocal count
-        if changes_files(event, values) and str(values[0]).startswith(str(folder)):
-            count += 1
-            if count == number and how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if count == number:
-                raise KeyboardInterrupt
-
-    sys.addaudithook(hook)
-    convert(**arguments)
-
-
-def converted(source, out, overwrite, barrier):
-    """Convert, the last step at the same time as the other process."""
-    write_card = pipeline.write_card
-
-    def together(*args):
-        write_card(*args)
-        barrier.wait(timeout=300)
-
-    pipeline.write_card = together
-    try:
-        convert(source, out, overwrite=overwrite)
-    except ConversionError as error:
-        assert "created meanwhile" in str(error) and "choose another folder" in str(error)
-        sys.exit(3)
-
-
-def exit_codes(*processes):
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=600)
-    return sorted(process.exitcode for process in processes)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "existing"),
-    with_full([("kill", True), ("interrupt", False)], product(("kill", "interrupt"), (True, False))),
-)
-def test_a_conversion_that_is_stopped_at_any_write_leaves_the_old_folder_or_the_new_one(
-    tmp_path, checkpoints, how, existing
-):
-    """Before every change of a file, one after the other: as by Ctrl-C, and as by `kill -9`."""
-    before = tmp_path / "before"
-    if existing:
-        convert(checkpoints / "stock", before, position_embedding_type="shaw")
-    codes = []
-    while not codes or codes[-1]:
-        work = tmp_path / str(len(codes))
-        work.mkdir()
-        if existing:
-            shutil.copytree(before, work / "out")
-        arguments = {"source": checkpoints / "stock", "out": work / "out", "overwrite": existing}
-        codes += exit_codes(SERVER.Process(target=stopped, args=(len(codes) + 1, how, work, arguments)))
-        left = sorted(path.suffix for path in work.glob(".out.*"))
-        if existing and not (work / "out").exists():  # killed between both renames: both are there, whole
-            assert (how, left) == ("kill", [".old", ".partial"])
-            assert contents(next(work.glob(".out.*.old"))) == contents(before)
-            next(work.glob(".out.*.partial")).rename(work / "out")
-        if contents(work / "out") != contents(before):  # then it is the new one, whole
-            assert RelPosBertForMaskedLM.from_pretrained(work / "out").config.position_embedding_type == "relative_key"
-            assert {"conversion.json", "README.md"} <= contents(work / "out").keys()
-        elif codes[-1]:  # what is left does not disturb the next one
-            convert(**arguments)
-            assert (work / "out" / "conversion.json").exists()
-        assert how == "kill" or left in ([], [".old"])
-        shutil.rmtree(work)
-    assert len(codes) > 10 and set(codes[:-1]) == {-signal.SIGKILL if how == "kill" else 1}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
-def test_two_conversions_into_one_folder_leave_one_whole_result(tmp_path, checkpoints, existing):
-    out = tmp_path / "out"
-    if existing:
-        convert(checkpoints / "stock", out, position_embedding_type="shaw")
-    barrier = SERVER.Barrier(2)
-    arguments = (checkpoints / "stock", out, existing, barrier)
-    codes = exit_codes(*(SERVER.Process(target=converted, args=arguments) for _ in range(2)))
-    assert codes == ([0, 0] if existing else [0, 3])
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert {"config.json", WEIGHTS, "conversion.json", "README.md"} <= {path.name for path in out.iterdir()}
-    assert RelPosBertModel.from_pretrained(out).config.position_embedding_type == "relative_key"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[" * 200_000, '{"pooling_mode": 5}', '{"pooling_mode": [["cls"]]}'])

@@ -1,6 +1,5 @@
 """Buffers of remote code that Transformers 5 leaves unfilled, against the model that was saved."""
 
-import functools
 import warnings
 
 import pytest
@@ -113,9 +112,7 @@ def load(folder, **options):
 
 
 @pytest.mark.filterwarnings("ignore:.*remote code")
-@pytest.mark.parametrize(
-    "options", [{}, {"dtype": torch.float16}, {"dtype": torch.bfloat16}, {"device_map": "cpu"}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"device_map": "cpu"}], ids=str)
 @torch.no_grad()
 def test_every_table_is_named_and_filled(folder, options):
     model, sound = load(folder, **options), folder[1]["RemoteModel"]
@@ -184,11 +181,6 @@ def test_a_sound_model_is_unchanged(make, tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_constructor_without_code_of_python_does_no_harm():
-    kind = type("Strange", (nn.Module,), {"__init__": functools.partialmethod(nn.Module.__init__)})
-    assert not registration._is_filled_again(kind)
-
-
 @pytest.mark.filterwarnings("ignore:.*remote code")
 def test_inspect_names_them_where_it_may_run_the_code(folder):
     done = CliRunner().invoke(app, ["inspect", str(folder[0] / "RemoteModel"), "--trust-remote-code"])
@@ -230,29 +222,14 @@ def test_what_cannot_be_rebuilt_is_refused_in_words(monkeypatch):
         hf_relpos.unfilled_buffers({})
 
 
-def test_parameters_are_never_written_to(monkeypatch):
-    """So that a model of any size takes no second copy: what is built again holds what the allocator gave."""
+def test_a_model_that_is_built_again_takes_no_second_copy_of_the_weights():
     model = BertModel(BertConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=50))
-    empty = torch.empty
-
-    def marked(*args, **kwargs):
-        made = empty(*args, **kwargs)
-        return made.fill_(7.0) if made.is_floating_point() and not made.is_meta else made
-
-    monkeypatch.setattr(torch, "empty", marked)
     fresh = buffers._built_again(model)
-    linear = [module.weight for module in fresh.modules() if isinstance(module, nn.Linear | nn.Embedding)]
-    assert linear and all(bool((weight[1:] == 7.0).all()) for weight in linear)  # but for the row of padding
+    assert all(parameter.is_meta for parameter in fresh.parameters())
+    assert all(torch.equal(buffer, dict(fresh.named_buffers())[name]) for name, buffer in model.named_buffers())
 
 
-@pytest.mark.parametrize(
-    "module, is_read",
-    [
-        ("Alibaba_hyphen_NLP.new_hyphen_impl", True),
-        ("nomic_hyphen_ai.nomic_hyphen_bert_hyphen_2048", True),
-        ("a.b", False),
-    ],
-)
+@pytest.mark.parametrize("module, is_read", [("Alibaba_hyphen_NLP.new_hyphen_impl", True), ("a.b", False)])
 def test_the_warning_names_the_way_around_code_that_is_not_needed(module, is_read):
     kind = type("RotaryTable", (torch.nn.Module,), {"__module__": f"transformers_modules.{module}.c0ffee.modeling"})
     with torch.device("meta"), pytest.warns(UserWarning, match=r"run hf_relpos\.fill_buffers\(model\)") as caught:

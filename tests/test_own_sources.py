@@ -6,9 +6,8 @@ import pytest
 import torch
 from oracles import stir, tiny_sizes
 from selection import thinned
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import AutoModel
 
-import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.conversion import ConversionError, convert
 
@@ -94,25 +93,19 @@ def hybrid(tmp_path):
     return own(tmp_path / "one", "shaw", position_options={"clip": 4}, absolute_position_embeddings=True)
 
 
-def test_a_hybrid_keeps_both(tmp_path, hybrid):
-    report = convert(tmp_path / "one", tmp_path / "two")
-    second = RelPosBertModel.from_pretrained(tmp_path / "two")
-    assert report.method == "keep" and second.config.absolute_position_embeddings
-    assert second.config.position_embedding_type == "shaw" and difference(hybrid, second) <= 1e-6
+def test_a_hybrid_keeps_both_and_takes_another_scheme_beside_its_own(tmp_path, hybrid):
+    folder, schemes = tmp_path / "one", ["shaw"]
+    for name in (None, "relative_key", "relative_key_query"):
+        source, folder = folder, tmp_path / f"with {name}"
+        report = convert(source, folder, **({"position_embedding_type": name} if name else {}))
+        schemes += [name] if name else []
+        model = RelPosBertModel.from_pretrained(folder)
+        assert report.method == "keep" and model.config.absolute_position_embeddings
+        assert model.config.position_embedding_type == (schemes if name else "shaw")
+        assert difference(hybrid, model) <= 1e-6
 
 
-def test_a_hybrid_takes_another_scheme_beside_its_own(tmp_path, hybrid):
-    report = convert(tmp_path / "one", tmp_path / "two", position_embedding_type="relative_key")
-    second = RelPosBertModel.from_pretrained(tmp_path / "two")
-    assert second.config.position_embedding_type == ["shaw", "relative_key"] and report.difference <= 1e-6
-    assert difference(hybrid, second) <= 1e-6
-    convert(tmp_path / "two", tmp_path / "three", position_embedding_type="relative_key_query")
-    third = RelPosBertModel.from_pretrained(tmp_path / "three")
-    assert third.config.position_embedding_type == ["shaw", "relative_key", "relative_key_query"]
-    assert difference(hybrid, third) <= 1e-6
-
-
-def test_a_hybrid_drops_its_table(tmp_path, hybrid):
+def test_a_hybrid_drops_its_table_and_a_relative_source_has_none(tmp_path, hybrid):
     """The trained relative terms stay; the table is its mean row everywhere."""
     convert(tmp_path / "one", tmp_path / "two", method="drop")
     second = RelPosBertModel.from_pretrained(tmp_path / "two")
@@ -121,6 +114,8 @@ def test_a_hybrid_drops_its_table(tmp_path, hybrid):
         table = hybrid.embeddings.position_embeddings.weight
         table.copy_(table.mean(0, keepdim=True).expand_as(table))
     assert difference(hybrid, second) <= 1e-5
+    with pytest.raises(ConversionError, match=r"relative already.*choose distil or exact"):
+        convert(tmp_path / "two", tmp_path / "three", method="drop")
 
 
 # --- fitted
@@ -170,12 +165,6 @@ def test_distil_to_the_same_scheme_is_refused(tmp_path):
     assert not (tmp_path / "two").exists()
 
 
-def test_a_relative_source_has_no_positions_to_drop(tmp_path):
-    own(tmp_path / "one", "rope")
-    with pytest.raises(ConversionError, match=r"relative already.*choose distil or exact"):
-        convert(tmp_path / "one", tmp_path / "two", method="drop")
-
-
 # --- what is refused, and what lies beside
 
 
@@ -191,16 +180,3 @@ def test_a_damaged_source_is_refused(tmp_path):
         with pytest.raises(ConversionError, match=words):
             convert(tmp_path / "one", tmp_path / "two")
     assert not (tmp_path / "two").exists()
-
-
-def test_the_tokenizer_comes_along_and_the_old_report_does_not(tmp_path):
-    stock = tmp_path / "stock"
-    BertForMaskedLM(BertConfig(**SIZES)).save_pretrained(stock)
-    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(stock)
-    convert(stock, tmp_path / "one")
-    report = hf_relpos.convert(tmp_path / "one", tmp_path / "two", method="drop")
-    assert report.left_out == () and "tokenizer.json" in report.files
-    written = json.loads((tmp_path / "two" / "conversion.json").read_text())
-    assert written["source"] == "one" and written["method"] == "drop"
-    assert AutoTokenizer.from_pretrained(tmp_path / "two")("a b").input_ids == [2, 6, 7, 3]

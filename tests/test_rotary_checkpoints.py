@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel, convert, export_checkpoint, patch_transformers
 from hf_relpos.conversion import ConversionError
-from hf_relpos.conversion.inspect_checkpoint import inspect_checkpoint
 from hf_relpos.families.fused import rope_options
 from hf_relpos.families.loading import state_dict
 
@@ -204,13 +203,10 @@ def test_the_patch_builds_ours_and_runs_no_code_of_the_checkpoint(tmp_path, layo
             expected = ours(head, folder)
             with torch.no_grad():
                 assert torch.equal(model.eval()(**INPUTS)[0], expected(**INPUTS)[0])
-    with pytest.raises((ValueError, OSError)):  # as before: it would run code, or lacks it
-        transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False if layout == "gte" else True)
 
 
 @pytest.mark.ecosystem
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sentence_transformers_under_the_patch(tmp_path, layout):
+def test_sentence_transformers_under_the_patch(tmp_path, layout="nomic_bert"):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     stock(layout, "ForSequenceClassification", tmp_path)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnop"]
@@ -309,12 +305,6 @@ def test_weights_of_a_task_are_merged(tmp_path, task):
         export_checkpoint(ours("Model", tmp_path), tmp_path.with_name("out"))
 
 
-def test_an_unknown_task_is_refused(tmp_path):
-    flash_tensors(tmp_path, lora_task="answer")
-    with pytest.raises(ValueError, match="lora_task = 'answer' is not one of lora_adaptations: 'query', 'passage'"):
-        ours("Model", tmp_path)
-
-
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
 def test_absolute_positions_are_those_of_xlm_roberta(tmp_path, head):
     """As in jina-reranker-v2: the layout of flash attention around the positions of XLM-RoBERTa."""
@@ -359,8 +349,9 @@ REFUSED = {
     "absolute": ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
     "prenorm": ("nomic_bert", {"prenorm": True}, "prenorm = True"),
     "activation": ("nomic_bert", {"activation_function": "gelu"}, "activation_function = 'gelu'"),
-    "experts": ("nomic_bert", {"num_experts": 8}, "num_experts = 8: a mixture of experts has no counterpart here"),
+    "experts": ("nomic_bert", {"num_experts": 8}, "num_experts = 8: .*starts new feed-forward parts without an error"),
     "relative": ("jina_embeddings_v3", {"position_embedding_type": "relative_key"}, "relative_key"),
+    "task": ("jina_embeddings_v3", {"lora_task": "a", "lora_adaptations": ["b"]}, "lora_task = 'a' .* 'b'"),
 }
 REFUSED = {name: each for name, each in REFUSED.items() if each[0] in LAYOUTS}
 
@@ -375,13 +366,6 @@ def test_what_has_no_counterpart_is_refused_by_name(tmp_path, case):
         with pytest.raises(ValueError, match=words):
             read()
     assert not (tmp_path / "out").exists()
-
-
-def test_what_stock_reads_wrongly_is_said_before_loading(tmp_path):
-    stock("nomic_bert", "Model", tmp_path)
-    original("nomic_bert", "Model", tmp_path, num_experts=8, activation_function="gelu")
-    with pytest.raises(ConversionError, match="starts new feed-forward parts without an error"):
-        inspect_checkpoint(tmp_path)
 
 
 def test_a_bias_that_was_trained_is_not_left_out(tmp_path):

@@ -9,11 +9,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_legacy import LEGACY, check_old_outputs
 from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
-from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, verify
 from hf_relpos.conversion.card import command
 from hf_relpos.families.family import COUNTERPARTS
@@ -122,7 +120,7 @@ def test_drop_is_purely_relative_and_has_no_limit(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ABSOLUTE)
-def test_shards_and_tensorflow_names(tmp_path, family):
+def test_shards_and_other_names(tmp_path, family):
     stock, source = saved(tmp_path / "stock", family, "ForMaskedLM", shards="4KB")
     shards = list(source.glob("model-*.safetensors"))
     assert len(shards) > 2
@@ -147,18 +145,13 @@ def test_shards_and_tensorflow_names(tmp_path, family):
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert one.converted_to == two.converted_to == "RelPosBertForMaskedLM"
     assert_same_outputs(stock, load(tmp_path / "two", two), batch(family))
-
-
-@pytest.mark.parametrize("family", ABSOLUTE)
-def test_an_encoder_stored_bare(tmp_path, family):
-    """Names without the family's prefix and with it lead to the same."""
-    _, source = saved(tmp_path / "stock", family)
-    convert(source, tmp_path / "one")
-    tensors = load_file(source / "model.safetensors")
-    prefix = stock_model(family).base_model_prefix
-    save_file({f"{prefix}.{name}": tensor for name, tensor in tensors.items()}, source / "model.safetensors")
-    convert(source, tmp_path / "two")
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    encoder, prefix = stock.base_model, stock.base_model_prefix
+    for number, start in enumerate(("", f"{prefix}.")):  # an encoder stored bare, and with the prefix of a head's
+        encoder.save_pretrained(tmp_path / f"encoder{number}")
+        path = tmp_path / f"encoder{number}" / "model.safetensors"
+        save_file({start + name: tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+        convert(path.parent, tmp_path / f"out{number}")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("out0", "out1"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -222,13 +215,15 @@ def test_heads_with_another_pooler_are_refused(tmp_path, suffix):
 
 
 def test_mpnet_keeps_its_bias(tmp_path):
-    stock, source = saved(tmp_path / "stock", "mpnet")
+    stock, source = saved(tmp_path / "stock", "mpnet", max_position_embeddings=162)
     report = convert(source, tmp_path / "out")
     assert report.position_embedding_type == "t5" and report.difference <= 1e-12
     assert (report.position_options["buckets"], report.position_options["max_distance"]) == (32, 128)
     model = load(tmp_path / "out", report)
     bias = model.encoder.distance_embedding.relative_attention_bias.weight
     assert torch.equal(bias, stock.encoder.relative_attention_bias.weight)
+    ids = torch.randint(2, WORDS, (1, 160))  # distances past all its buckets
+    assert_same_outputs(stock, model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     both = convert(source, tmp_path / "both", position_embedding_type="shaw", position_options={"clip": 3})
     assert both.position_embedding_type == ["t5", "shaw"] and both.difference <= 1e-12
     assert both.position_options["shaw"]["clip"] == 3 and both.position_options["t5"]["buckets"] == 32
@@ -268,14 +263,6 @@ def test_projected_embeddings(tmp_path, family):
     assert_same_outputs(stock, model, batch(family))
     model.resize_token_embeddings(WORDS + 3)
     assert model(torch.full((1, 4), WORDS + 2)).logits.shape == (1, 4, WORDS + 3)
-
-
-def test_projected_embeddings_with_positions_at_the_input(tmp_path):
-    """Sinusoids are as wide as the embeddings they are added to."""
-    config = RelPosBertConfig(**SIZES, embedding_size=12, position_embedding_type="sinusoidal")
-    assert RelPosBertForMaskedLM(config)(torch.full((1, 4), 3)).logits.shape == (1, 4, WORDS)
-    with pytest.raises(ValueError, match="embedding_size = 0"):
-        RelPosBertConfig(embedding_size=0)
 
 
 def test_a_stray_embedding_size_of_a_bert_is_not_read():
@@ -402,22 +389,6 @@ def test_a_pickled_relative_checkpoint_keeps_its_tables(tmp_path, kind, sharded)
         check_old_outputs(RelPosBertForMaskedLM.from_pretrained(folder), legacy)
 
 
-def test_safetensors_come_before_a_pickle(tmp_path):
-    _, source = saved(tmp_path / "stock", "roberta")
-    (source / "pytorch_model.bin").write_bytes(b"not read")
-    report = convert(source, tmp_path / "out", allow_pickle=True)
-    assert report.difference <= 1e-12
-
-
-def test_pickles_from_the_command_line(tmp_path):
-    legacy = LEGACY / "relative_key" / "BertModel"
-    source = pickled(tmp_path / "source", load_file(legacy / "model.safetensors"), legacy / "config.json", False)
-    refused = CliRunner().invoke(app, ["convert", str(source), str(tmp_path / "out")])
-    assert refused.exit_code == 2 and not (tmp_path / "out").exists()
-    assert CliRunner().invoke(app, ["convert", str(source), str(tmp_path / "out"), "--allow-pickle"]).exit_code == 0
-    check_old_outputs(RelPosBertModel.from_pretrained(tmp_path / "out"), legacy)
-
-
 class Code:
     """Runs when it is unpickled."""
 
@@ -432,29 +403,21 @@ PICKLES_REFUSED = {
     "nested": ({"epoch": 3, "state_dict": {}}, "'epoch', 'state_dict': not a plain tensor"),
     "sparse": ({"embeddings.word_embeddings.weight": torch.eye(3).to_sparse()}, "not a plain tensor"),
     "garbage": (b"garbage", "corrupt"),
-    "empty": (b"", "corrupt"),
+    "cut short": (None, "corrupt"),
 }
 
 
 @pytest.mark.parametrize("content, words", PICKLES_REFUSED.values(), ids=PICKLES_REFUSED)
 def test_pickles_of_other_things_are_refused(tmp_path, content, words):
-    config = LEGACY / "relative_key" / "BertModel" / "config.json"
-    source = pickled(tmp_path / "source", content, config, sharded=False)
-    if isinstance(content, bytes):
-        (source / "pytorch_model.bin").write_bytes(content)
+    legacy = LEGACY / "relative_key" / "BertModel"
+    tensors = load_file(legacy / "model.safetensors")
+    source = pickled(tmp_path / "source", content or tensors, legacy / "config.json", sharded=False)
+    path = source / "pytorch_model.bin"
+    if content is None or isinstance(content, bytes):
+        path.write_bytes(content or path.read_bytes()[:-9])
     with pytest.raises(ConversionError, match=words):
         convert(source, tmp_path / "out", allow_pickle=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_pickle_that_is_cut_short(tmp_path):
-    legacy = LEGACY / "relative_key" / "BertModel"
-    source = pickled(tmp_path / "source", load_file(legacy / "model.safetensors"), legacy / "config.json", False)
-    content = (source / "pytorch_model.bin").read_bytes()
-    for length in (7, len(content) // 2, len(content) - 9):
-        (source / "pytorch_model.bin").write_bytes(content[:length])
-        with pytest.raises(ConversionError, match=r"pytorch_model\.bin: corrupt"):
-            convert(source, tmp_path / "out", allow_pickle=True)
 
 
 def test_a_pickled_repository_of_the_hub(tmp_path, hub):

@@ -143,11 +143,11 @@ def families(
     with plain_errors():
         with spinner(LOADING):
             from ..families.registry import FAMILIES
-            from ..families.table import COLUMNS, row
+            from ..families.table import row
 
         check_json(json_file)
         rows = [
-            dict(zip(COLUMNS, (cell.replace("`", "") for cell in row(name, family)), strict=True))
+            {column: cell.replace("`", "") for column, cell in row(name, family).items()}
             for name, family in FAMILIES.items()
         ]
         shown = ("checkpoints", "told by", "positions")

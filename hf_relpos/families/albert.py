@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import OF_DECODERS, Family, Layout, renamed
+from .family import MOST, OF_DECODERS, Family, Layout, renamed
 from .names import Rule
 
 
@@ -29,14 +29,7 @@ def _albert_unsupported_reason(config: Mapping[str, Any]) -> str:
 FAMILIES: dict[str, Family] = {
     "albert": Family(
         class_prefixes=("Albert",),
-        suffixes=(
-            "Model",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForMultipleChoice",
-            "ForTokenClassification",
-            "ForQuestionAnswering",
-        ),
+        suffixes=(*MOST, "ForMultipleChoice"),
         rules=(
             Rule("albert.*", "bert.*"),
             Rule("bert.encoder.embedding_hidden_mapping_in.*", "bert.embeddings.embeddings_project.*"),
@@ -85,7 +78,6 @@ FAMILIES: dict[str, Family] = {
             *OF_DECODERS,
         ),
         renamed_fields={"classifier_dropout_prob": "classifier_dropout"},
-        legacy_types=(),
         layers=albert_layers,
         unsupported_reason=_albert_unsupported_reason,
         tokenizer="AlbertTokenizer",

@@ -13,28 +13,26 @@ import torch
 
 from ..models.checks import FEED_FORWARD_TYPES
 from .family import ALL, Family, Layout, Positions, Tensors, renamed
-from .fused import PROJECTIONS, join_rows, split_rows
-from .names import Rule
+from .fused import join_projections, split_projections
+from .names import Rule, from_stock
 
 
 # Activations of the feed-forward; the heads use `hidden_act`.
 JINA_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining")
-GATED_RULES = (
-    Rule("*.mlp.gated_layers.weight", "*.intermediate.dense.weight"),
-    *renamed({"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}),
+GATED_RULES = renamed(
+    {"mlp.gated_layers": "intermediate.dense", "mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}
 )
-# Feed-forward tensors of a layer, without those of its attention.
-FEED_FORWARD = re.compile(r"(\bencoder\.layer\.\d+\.)(intermediate\.dense|output\.dense|output\.LayerNorm)(?=\.)")
-GATED_NAMES = {"intermediate.dense": "mlp.gated_layers", "output.dense": "mlp.wo", "output.LayerNorm": "mlp.layernorm"}
 GATED = r"\.mlp\.gated_layers\."
 JINA_CODE, DENSE = ".mlp.up_gated_layer.", ".intermediate.dense."
 # Of the variant for code; its repository is named in `auto_map`.
-CODE_NAMES = {
-    "mlp.down_layer": "output.dense",
-    "layer_norm_1": "attention.output.second_norm",
-    "layer_norm_2": "output.LayerNorm",
-}
+CODE_RULES = renamed(
+    {
+        "mlp.down_layer": "output.dense",
+        "layer_norm_1": "attention.output.second_norm",
+        "layer_norm_2": "output.LayerNorm",
+    }
+)
 CODE_REPOSITORY = "qk-post-norm"
 # Fields set in a configuration from the tensors.
 ABSOLUTE_TABLE, CODE_VARIANT = "_absolute_table", "_code_variant"
@@ -127,15 +125,12 @@ def _unpack_jina(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch
 
 def _pack_jina(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     if not _is_for_code(config):
-        return gated_names(config, tensors)
+        return _gated_names(config, tensors)
     packed = {}
     for name, tensor in tensors.items():
         if DENSE in name:
             name, tensor = name.replace(DENSE, JINA_CODE), tensor.roll(len(tensor) // 2, 0)
-        elif ".attention.output." not in name or ".second_norm." in name:
-            their = next((their for their, our in CODE_NAMES.items() if f".{our}." in name), None)
-            name = name if their is None else name.replace(f".{CODE_NAMES[their]}.", f".{their}.")
-        packed[name] = tensor
+        packed[_their_name(name, CODE_RULES)] = tensor
     return packed
 
 
@@ -151,32 +146,29 @@ def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
     return _two_kinds_of_positions(config)
 
 
-def split_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Split `Wqkv` (3·D, …) into the projections of queries, keys and values, in this order."""
-    return split_rows(tensors, FUSED, PROJECTIONS, config.get("hidden_size", 768))
+def _their_name(name: str, rules: tuple[Rule, ...]) -> str:
+    """The name of the original code for a part of the feed-forward, whose names in BERT end as the attention's do."""
+    return name if re.search(r"\.attention\.output\.(dense|LayerNorm)\.", name) else from_stock(name, rules)
 
 
-def gated_names(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Tensors of a gated model, with the feed-forward under the names of the original code."""
+def _gated_names(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     if _jina_fields(config)["feed_forward_type"] == "mlp" and "alibi_starting_size" not in config:
         return dict(tensors)
-    return {FEED_FORWARD.sub(lambda part: part[1] + GATED_NAMES[part[2]], name): t for name, t in tensors.items()}
+    return {_their_name(name, GATED_RULES): tensor for name, tensor in tensors.items()}
 
 
-def join_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The inverse of `split_projections`, with the names of the original code, whose head has one bias."""
-    tensors = gated_names(config, tensors)
-    if "cls.predictions.decoder.bias" in tensors:
+def _pack_mosaic(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    tensors = _gated_names(config, tensors)
+    if "cls.predictions.decoder.bias" in tensors:  # the original head has one bias
         tensors.pop("cls.predictions.bias", None)
-    return join_rows(tensors, FUSED, PROJECTIONS)
+    return join_projections(tensors, FUSED)
 
 
 FAMILIES: dict[str, Family] = {
     "jinabert": Family(
         class_prefixes=("JinaBert", "Bert"),
         suffixes=ALL,
-        rules=(*GATED_RULES, *renamed(CODE_NAMES)),
-        stock=None,
+        rules=(*GATED_RULES, *CODE_RULES),
         dropped_fields=(
             CODE_VARIANT,
             "feed_forward_type",
@@ -187,7 +179,6 @@ FAMILIES: dict[str, Family] = {
             "embedding_size",
             ABSOLUTE_TABLE,
         ),
-        legacy_types=(),
         positions=_alibi,
         position_types=("alibi",),
         fields=_jina_fields,
@@ -210,15 +201,13 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("Bert",),
         suffixes=("Model", "ForMaskedLM", "ForSequenceClassification"),
         rules=GATED_RULES,
-        stock=None,
         defaults={"attention_probs_dropout_prob": 0.0},
         dropped_fields=("alibi_starting_size", "embedding_size", ABSOLUTE_TABLE),
-        legacy_types=(),
         positions=_alibi,
         position_types=("alibi",),
         fields=lambda config: {"feed_forward_type": "glu", "hidden_act": "gelu"},
-        unpack=split_projections,
-        pack=join_projections,
+        unpack=lambda config, tensors: split_projections(tensors, FUSED, config.get("hidden_size", 768)),
+        pack=_pack_mosaic,
         marker="alibi_starting_size",
         signature_tensors=(GATED, r"\.attention\.self\.Wqkv\."),
         told_by_tensors=_mosaic_by_tensors,

@@ -8,12 +8,14 @@ for its buffers alone, and each buffer is compared with what it should hold.
 """
 
 import copy
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 
 from .family import module_of
@@ -21,11 +23,6 @@ from .family import module_of
 
 # Buffers in a state dict that newer checkpoints leave out, and that hold the same in every model.
 COUNTED = ("position_ids", "token_type_ids")
-# Methods of tensors that give a fresh parameter its values, and its attribute that is used for it as well.
-IN_PLACE = "add_ bernoulli_ clamp_ copy_ div_ erfinv_ exponential_ fill_ mul_ normal_ sub_ uniform_ zero_".split()
-INITIALISING = ("torch.nn.init", "transformers.initialization")
-FILLING = {getattr(torch.Tensor, name) for name in IN_PLACE}
-READ_DATA, WRITE_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
 # Largest difference that is rounding, as a share of the largest value: some tables are computed in half precision.
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-5}
 ROUNDING_OF_HALF = 2e-2
@@ -105,20 +102,24 @@ def _models_in(model: Any) -> Iterator[tuple[str, PreTrainedModel]]:
         raise TypeError(f"there is no PreTrainedModel in a {type(model).__name__}; give the loaded model")
 
 
-class _WithoutWeights(TorchFunctionMode):
-    """Leaves parameters as they are allocated: their pages are never touched. It is of this thread alone."""
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules that this thread builds have their parameters on the meta device, where Transformers builds them, too.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        first = args[0] if args else kwargs.get("tensor")
-        if isinstance(first, nn.Parameter):
-            if func in FILLING or getattr(func, "__module__", "") in INITIALISING:
-                return first
-            if func == READ_DATA:
-                return torch.empty_like(first, device="meta")
-            if func == WRITE_DATA:
-                return None
-        return func(*args, **kwargs)
+    A parameter is moved before its module writes values to it, so that its pages are never touched.
+    """
+    thread = threading.get_ident()
+
+    def move(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta or threading.get_ident() != thread:
+            return None  # as it is
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(move)  # type: ignore[arg-type]  # it may return a parameter
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _built_again(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
@@ -128,7 +129,7 @@ def _built_again(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
         del config.quantization_config
     kind = type(model)
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _WithoutWeights(), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _parameters_on_meta(), torch.no_grad():
             torch.manual_seed(seed)
             return kind(config)
     except Exception as error:  # whatever the code of others raises

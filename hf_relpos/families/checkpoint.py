@@ -5,7 +5,8 @@ It reads JSON and safetensors, and pickles of tensors if the caller asks for it.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
@@ -153,24 +154,23 @@ def snapshot(repository: str, patterns: Iterable[str], folder: str = "", **optio
 
 
 def _no_match(record: logging.LogRecord) -> bool:
-    """A filter of the Hub's warning that nothing matched: a folder without files of its own is no fault."""
+    # a folder without files of its own is no fault
     return not record.getMessage().startswith("No files matched")
 
 
-def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """Read a JSON object, or a list of objects.
-
-    Args:
-        path: the file.
-        kind: dict or list.
-
-    Raises:
-        ConversionError: for a file that cannot be read or has other content.
-    """
+@contextmanager
+def conversion_errors(prefix: str = "") -> Iterator[None]:
+    """Raise a ValueError of the block as a ConversionError, with a prefix."""
     try:
-        return checkpoint_files.read_json(path, kind)
+        yield
     except ValueError as error:
-        raise ConversionError(str(error)) from error
+        raise ConversionError(f"{prefix}{error}") from error
+
+
+@conversion_errors()
+def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """As `checkpoint_files.read_json`, with a ConversionError."""
+    return checkpoint_files.read_json(path, kind)
 
 
 def check_link(path: Path, folder: Path) -> None:
@@ -198,11 +198,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         ConversionError: for a folder without config.json, and a quantised model.
     """
     path = folder / "config.json"
-    if not path.is_file():
-        raise ConversionError(
-            f"{folder}: no config.json, so this is not a checkpoint folder; give the folder that "
-            "`save_pretrained` wrote"
-        )
+    with conversion_errors():
+        checkpoint_files.check_config(folder)
     config = without_kernels(read_json(path), path)
     if config.get("quantization_config"):
         raise ConversionError(
@@ -227,33 +224,22 @@ def read_tensors(folder: Path, allow_pickle: bool = False, variant: str | None =
     Raises:
         ConversionError: for a folder without readable weights, and for files that are missing, truncated or corrupt.
     """
-    weights, index = variant_name(WEIGHTS, variant), variant_name(INDEX, variant)
-    pickled, pickled_index = variant_name(PICKLED_WEIGHTS, variant), variant_name(PICKLED_INDEX, variant)
-    if (folder / weights).is_file():
-        return _read_file(folder / weights)
-    if (folder / index).is_file():
-        return _read_shards(folder, index, _read_file)
-    if allow_pickle and (folder / pickled).is_file():
-        return _read_pickle(folder / pickled)
-    if allow_pickle and (folder / pickled_index).is_file():
-        return _read_shards(folder, pickled_index, _read_pickle)
+    readers = {WEIGHTS: _read_file, INDEX: _read_file}
     if allow_pickle:
-        raise ConversionError(
-            f"{folder}: no {weights}, {index}, {pickled} or {pickled_index}; give a folder with weights"
-        )
-    remedy = (
-        f"If you trust where it comes from, pass allow_pickle=True (--allow-pickle), which reads {pickled} or "
-        "its shards, and from them tensors only"
-    )
+        readers |= {PICKLED_WEIGHTS: _read_pickle, PICKLED_INDEX: _read_pickle}
+    for file, read in readers.items():
+        name = variant_name(file, variant)
+        if (folder / name).is_file():
+            return _read_shards(folder, name, read) if file in (INDEX, PICKLED_INDEX) else read(folder / name)
+    missing = f"{folder}: no {', '.join(variant_name(file, variant) for file in readers)}"
+    if allow_pickle:
+        raise ConversionError(f"{missing}; give a folder with weights")
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if pickles:
-        raise ConversionError(
-            f"{folder}: no {weights}, only {abbreviate(pickles)}. Pickles are not read unasked, since loading one can "
-            f"run code. {remedy}"
-        )
     raise ConversionError(
-        f"{folder}: no {weights} and no {index}; give a folder with safetensors weights. A checkpoint of older "
-        f"releases may have a pickle instead. {remedy}"
+        f"{missing}{', only ' if pickles else ''}{abbreviate(pickles)}; give a folder with safetensors weights. "
+        "Pickles are not read unasked, since loading one can run code. If you trust where it comes from, pass "
+        f"allow_pickle=True (--allow-pickle), which reads {variant_name(PICKLED_WEIGHTS, variant)} or its shards, and "
+        "from them tensors only"
     )
 
 
@@ -276,18 +262,10 @@ def tensor_names(folder: Path, allow_pickle: bool = False) -> list[str]:
     return names
 
 
+@conversion_errors()
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Read all tensors of the files in an index.
-
-    Args:
-        folder: folder of the index and the files.
-        index: name of the index.
-        read: function that reads one of the files.
-    """
-    try:
-        where = checkpoint_files.read_index(folder / index)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
+    """Read all tensors of the files in an index by the function that reads one of them."""
+    where = checkpoint_files.read_index(folder / index)
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(set(where.values())):
         path = folder / shard
@@ -300,12 +278,10 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torc
     return tensors
 
 
+@conversion_errors()
 def _read_file(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        with checkpoint_files.open_tensors(path) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
+    with checkpoint_files.open_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
@@ -322,17 +298,17 @@ def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
         raise ConversionError(
             f"{path}: holds a {type(content).__name__}, not the tensors of a model by their names; save its state_dict"
         )
-    others = [name for name, value in content.items() if not (isinstance(name, str) and _is_plain(value))]
+    others = [
+        name
+        for name, value in content.items()
+        if not (isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided)
+    ]
     if others:
         raise ConversionError(
             f"{path}: {abbreviate(map(repr, others))}: not a plain tensor under its name; save the model's state_dict "
             "alone"
         )
     return {name: tensor.detach() for name, tensor in content.items()}
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def rename_and_validate(

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from ..models.checks import NAMES, Rule as FieldRule, integer
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
-from .family import LONG_INPUTS, OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
+from .family import LONG_INPUTS, MOST, OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -31,15 +30,6 @@ NOT_KEPT = (
     "share_att_key",
     "talking_head",
 )
-TYPES = {
-    "attention_head_size": integer(1, optional=True),
-    "conv_kernel_size": integer(-1),
-    "max_relative_positions": integer(-1),
-    "norm_rel_ebd": FieldRule(lambda value: isinstance(value, str), "a string"),
-    "pos_att_type": FieldRule(lambda value: isinstance(value, str) or NAMES.accepts(value), f"a string, {NAMES.help}"),
-    "position_buckets": integer(-1),
-}
-SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 RULES = (
     Rule("deberta.*", "bert.*"),
     Rule("bert.encoder.rel_embeddings.*", "bert.encoder.distance_embedding.rel_embeddings.*"),
@@ -59,7 +49,6 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
 
 
 def _terms(config: Mapping[str, Any]) -> list[str]:
-    """The terms of a configuration."""
     return [kind for kind in KINDS if kind in _kinds(config)]
 
 
@@ -116,17 +105,6 @@ def _fields_v2(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**_fields(config), **convolution}
 
 
-def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    sizes = config.get("embedding_size", config["hidden_size"]), config["hidden_size"]
-    head = str((config.get("architectures") or [""])[0])
-    if head.endswith("ForMaskedLM") and not config.get("legacy", True) and sizes[0] != sizes[1]:
-        return (
-            f"legacy = False with embedding_size = {sizes[0]} and hidden_size = {sizes[1]}: this language head needs "
-            "both to be the same; correct config.json"
-        )
-    return ""
-
-
 def _unsupported_reason_v1(config: Mapping[str, Any]) -> str:
     if config.get("talking_head", False):
         return (
@@ -138,7 +116,7 @@ def _unsupported_reason_v1(config: Mapping[str, Any]) -> str:
             f"pos_att_type = {config['pos_att_type']!r}: only 'c2p' and 'p2c', once each, have a counterpart; the "
             "scale depends on the number of names"
         )
-    return _unsupported_reason(config)
+    return ""
 
 
 def _unsupported_reason_v2(config: Mapping[str, Any]) -> str:
@@ -154,7 +132,7 @@ def _unsupported_reason_v2(config: Mapping[str, Any]) -> str:
             f"position_buckets = {buckets} with a largest distance of {distance} (max_relative_positions, or "
             "max_position_embeddings if that is below 1) leaves nothing for the logarithmic scale; correct config.json"
         )
-    return _unsupported_reason(config)
+    return ""
 
 
 def _told_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -200,9 +178,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
 
 
 COMMON: dict[str, Any] = {
-    "legacy_types": (),
     "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
-    "types": TYPES,
     "told_by_tensors": _told_by_tensors,
     "read_directly": True,
     "masks_queries": True,
@@ -213,7 +189,7 @@ PROJECTIONS = {f"attention.self.{name}_proj": f"attention.self.{name}" for name 
 FAMILIES: dict[str, Family] = {
     "deberta-v2": Family(
         class_prefixes=("DebertaV2",),
-        suffixes=(*SUFFIXES, "ForMultipleChoice"),
+        suffixes=(*MOST, "ForMultipleChoice"),
         rules=(
             *RULES,
             *renamed(PROJECTIONS),
@@ -259,7 +235,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "deberta": Family(
         class_prefixes=("Deberta",),
-        suffixes=SUFFIXES,
+        suffixes=MOST,
         rules=(
             *RULES,
             *renamed(PROJECTIONS),

@@ -56,7 +56,6 @@ FAMILIES: dict[str, Family] = {
             "dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
         },
-        legacy_types=(),
         token_types=False,
         title="DistilBERT",
         live=copy_of_bert("DistilBERT", "distilbert", "DistilBert", "Transformer"),

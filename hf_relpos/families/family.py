@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from ..host.declarations import LIVE as NEEDS_OF_LIVE
-from ..models.checks import Rule as FieldRule
 from .names import BASE_RULES, RULES, Rule
 
 
@@ -59,6 +58,8 @@ COUNTERPARTS = {
 }
 # Fields that families without a decoder ignore.
 OF_DECODERS = ("is_decoder", "add_cross_attention")
+# Fields of heads with a `SequenceSummary`, which are not kept.
+SUMMARY = ("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")
 # Language modelling heads that always apply GELU, where BERT's applies `hidden_act`.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 # Pre-training heads. One that BERT does not have is dropped; a task head that BERT does not have is rejected.
@@ -228,7 +229,6 @@ class Family:
         title: name in documents.
         defaults: defaults of its configuration that differ from BERT's.
         dropped_fields: fields of its configuration that BERT does not have.
-        types: valid values of fields that are read before RelPosBertConfig checks what they became.
         renamed_fields: BERT's field by field of its configuration.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
         legacy_types: values of `position_embedding_type` in Transformers ≤ 4.57, other than `absolute`.
@@ -257,7 +257,6 @@ class Family:
         tolerance: tolerance of outputs in float64, relative to the largest, if Transformers computes parts in float32;
             None if it does not.
         unsupported_reason: function from a configuration to the reason why it cannot be converted; empty if it can.
-        since: the first release that reads the family.
         published: fields of its published checkpoints that are not defaults of its class.
         layout: layout of its tensors, for messages about checkpoints without a known family; None for BERT's.
         live: how its live models are accelerated; None if they are not.
@@ -266,14 +265,13 @@ class Family:
     class_prefixes: tuple[str, ...]
     suffixes: tuple[str, ...]
     rules: tuple[Rule, ...]
-    stock: str | None
     title: str
+    stock: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     dropped_fields: tuple[str, ...] = ()
-    types: dict[str, FieldRule] = field(default_factory=dict)
     renamed_fields: dict[str, str] = field(default_factory=dict)
     always_gelu: bool = False
-    legacy_types: tuple[str, ...] = LEGACY_TYPES
+    legacy_types: tuple[str, ...] = ()
     positions: Callable[[Mapping[str, Any]], Positions] = lambda config: Positions()
     position_types: tuple[str, ...] = ()
     token_types: bool = True
@@ -292,7 +290,6 @@ class Family:
     masks_queries: bool = False
     tolerance: float | None = None
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
-    since: str = "0.1.0"
     published: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
     live: LiveFamily | None = None
@@ -328,13 +325,11 @@ def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
     )
 
 
-def pad_token(config: Mapping[str, Any]) -> int:
-    """`pad_token_id` of the configuration."""
-    return config["pad_token_id"]
-
-
 ALL = tuple(
     suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
 )
+
+# Heads with the same outputs that most families have.
+MOST = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}

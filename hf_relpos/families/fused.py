@@ -1,6 +1,6 @@
 """Tensors that hold several of BERT's: one projection of queries, keys and values, both halves of a gated unit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,16 +10,16 @@ from .family import Tensors
 
 
 PROJECTIONS = tuple(f".attention.self.{name}." for name in ("query", "key", "value"))
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
-def split_rows(tensors: Tensors, fused: str, parts: Sequence[str], rows: int) -> dict[str, torch.Tensor]:
-    """Split tensors of several rows each into equal parts, in order.
+def split_projections(tensors: Tensors, fused: str, size: int) -> dict[str, torch.Tensor]:
+    """Split tensors of queries, keys and values, in this order, into those of each.
 
     Args:
         tensors: by name; those whose name does not contain `fused` are returned as they are.
-        fused: a part of the names to split.
-        parts: what the parts have in its place.
-        rows: number of rows of a part.
+        fused: a part of the names to split, which `PROJECTIONS` replace.
+        size: number of rows of each projection.
 
     Raises:
         ConversionError: for a tensor with another number of rows.
@@ -29,28 +29,33 @@ def split_rows(tensors: Tensors, fused: str, parts: Sequence[str], rows: int) ->
         if fused not in name:
             split[name] = tensor
             continue
-        if len(tensor) != rows * len(parts):
+        if len(tensor) != 3 * size:
             raise ConversionError(
-                f"{name} has {len(tensor)} rows, and hidden_size = {rows} makes it {rows * len(parts)}; correct "
-                "config.json or take the weights that belong to it"
+                f"{name} has {len(tensor)} rows, and hidden_size = {size} makes it {3 * size}; correct config.json or "
+                "take the weights that belong to it"
             )
-        chunks = tensor.chunk(len(parts))
-        split |= {name.replace(fused, own): part for own, part in zip(parts, chunks, strict=True)}
+        split |= {name.replace(fused, own): part for own, part in zip(PROJECTIONS, tensor.chunk(3), strict=True)}
     return split
 
 
-def join_rows(tensors: Tensors, fused: str, parts: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The inverse of `split_rows`."""
+def join_projections(tensors: Tensors, fused: str) -> dict[str, torch.Tensor]:
+    """The inverse of `split_projections`."""
     joined: dict[str, torch.Tensor] = {}
-    first, *others = parts
+    query = PROJECTIONS[0]
     for name, tensor in tensors.items():
-        if first in name:
-            joined[name.replace(first, fused)] = torch.cat(
-                [tensor, *(tensors[name.replace(first, other)] for other in others)]
-            )
-        elif not any(other in name for other in others):
+        if query in name:
+            joined[name.replace(query, fused)] = torch.cat([tensors[name.replace(query, own)] for own in PROJECTIONS])
+        elif not any(own in name for own in PROJECTIONS):
             joined[name] = tensor
     return joined
+
+
+def other_value(config: Mapping[str, Any], only: Mapping[str, Any]) -> str:
+    """Why a configuration has no counterpart here: a field with another value than these; empty if there is none."""
+    for name, value in only.items():
+        if config.get(name) not in (None, value):
+            return f"{name} = {config[name]!r}: only {value!r} has a counterpart here; its own code reads the others"
+    return ""
 
 
 def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:

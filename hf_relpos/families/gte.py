@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .family import Family, Layout, Positions, Tensors, renamed
-from .fused import PROJECTIONS, join_rows, rope_options, rope_scaling, split_rows
-from .names import Rule
+from .family import MOST, Family, Layout, Positions, Tensors, renamed
+from .fused import ROPE_FIELDS, join_projections, other_value, rope_options, rope_scaling, split_projections
+from .names import Rule, from_stock
 
 
 FUSED, GATED, DENSE = ".attention.qkv_proj.", ".mlp.up_gate_proj.", ".intermediate.dense."
@@ -28,39 +28,35 @@ ONLY = {"layer_norm_type": "layer_norm", "logn_attention_scale": False, "logn_at
 KINDS = (None, "linear", "ntk")
 
 
+def _rules(model_type: str) -> tuple[Rule, ...]:
+    heads = (Rule(f"{their}.*", f"cls.predictions.{our}.*") for their, our in HEAD.items())
+    return (Rule(f"{model_type}.*", "bert.*"), *renamed(SEPARATE | THEIRS), *heads)
+
+
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     size = config.get("hidden_size", 768)
-    split = split_rows(tensors, FUSED, PROJECTIONS, size)
+    split = split_projections(tensors, FUSED, size)
     # our first half is activated
     return {name.replace(GATED, DENSE): t.roll(len(t) // 2, 0) if GATED in name else t for name, t in split.items()}
 
 
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    prefix = f"{config['model_type']}."
-    is_encoder = not any(name.startswith("bert.") for name in tensors)
-    kept = {name: t for name, t in tensors.items() if name != "cls.predictions.bias"}
-    if is_encoder:  # without a pooler
-        kept = {name: t for name, t in kept.items() if not name.startswith("pooler.")}
+    # an encoder has no pooler
+    kept = {
+        name: t for name, t in tensors.items() if name != "cls.predictions.bias" and not name.startswith("pooler.")
+    }
     if config.get("pack_qkv", True):
-        kept = join_rows(kept, FUSED, PROJECTIONS)
-    packed = {}
-    ours = {f".{our}.": f".{their}." for their, our in (SEPARATE | THEIRS).items()}
-    ours |= {f"cls.predictions.{our}.": f"{their}." for their, our in HEAD.items()}
-    for name, tensor in kept.items():
-        their = f"{prefix}{name.removeprefix('bert.')}" if name.startswith("bert.") else name
-        if DENSE in their:
-            tensor, their = tensor.roll(len(tensor) // 2, 0), their.replace(DENSE, GATED)
-        else:
-            our = next((each for each in ours if each in their), "")
-            their = their.replace(our, ours[our]) if our else their
-        packed[their] = tensor
-    return packed
+        kept = join_projections(kept, FUSED)
+    rules = _rules(config["model_type"])
+    return {
+        from_stock(name, rules).replace(DENSE, GATED): t.roll(len(t) // 2, 0) if DENSE in name else t
+        for name, t in kept.items()
+    }
 
 
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    for name, value in ONLY.items():
-        if config.get(name) not in (None, value):
-            return f"{name} = {config[name]!r}: only {value!r} has a counterpart here; its own code reads the others"
+    if reason := other_value(config, ONLY):
+        return reason
     if config.get("position_embedding_type") == "absolute":
         return "position_embedding_type = 'absolute': only 'rope' has a counterpart here; its own code reads the other"
     kind, _ = rope_scaling(config)
@@ -74,32 +70,17 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
 def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, published: dict[str, Any]) -> Family:
     return Family(
         class_prefixes=(prefix,),
-        suffixes=(
-            "Model",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForMultipleChoice",
-            "ForQuestionAnswering",
-        ),
-        rules=(
-            Rule(f"{prefix.lower()}.*", "bert.*"),
-            *renamed(SEPARATE | THEIRS),
-            *(Rule(f"{their}.*", f"cls.predictions.{our}.*") for their, our in HEAD.items()),
-        ),
-        stock=None,
+        suffixes=(*MOST, "ForMultipleChoice"),
+        rules=_rules(prefix.lower()),
         defaults=defaults,
         dropped_fields=(
             *ONLY,
             "pack_qkv",
             "position_embedding_type",
-            "rope_theta",
-            "rope_scaling",
-            "rope_parameters",
+            *ROPE_FIELDS,
             "unpad_inputs",
             "use_memory_efficient_attention",
         ),
-        legacy_types=(),
         positions=lambda config: Positions(absolute=False, scheme="rope", options=rope_options(config, base)),
         position_types=("rope",),
         fields=lambda config: {"feed_forward_type": "glu"},

@@ -32,20 +32,13 @@ NOT_KEPT = (
     "torch_dtype",
     "transformers_version",
 )
-# Arguments of downloads; `subfolder` becomes a part of the path.
-DOWNLOAD_ARGUMENTS = tuple(name for name in HUB_ARGUMENTS if name not in ("proxies", "subfolder"))
 DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
 # Values of `model_type` of checkpoints that may be of another architecture, by their tensors.
 MARKED = {family.marks for family in DIRECT if family.signature_tensors}
 
 
-def _told_by_config(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration shows that the checkpoint belongs to one of these families."""
-    return _family_of(config) is not None
-
-
 def _family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
-    """The family of these that configuration or tensors show; None for none."""
+    """The directly read family that configuration or tensors show; None for none."""
     model_type = str(config.get("model_type", "bert"))
     marked = (family for family in DIRECT if family.marks == model_type and family.marked(config, names))
     known = FAMILIES.get(model_type)
@@ -72,9 +65,7 @@ def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | No
     Raises:
         ValueError: for a configuration that has no counterpart here.
     """
-    if not _told_by_config(config):
-        return None
-    return _fields(recognise(Path(str(source)), config))
+    return None if _family_of(config) is None else _fields(recognise(Path(str(source)), config))
 
 
 def state_dict(
@@ -99,7 +90,7 @@ def state_dict(
     if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return None
     model_type = config.get("model_type", "bert")
-    if not (_told_by_config(config) or (by_tensors and model_type in MARKED)):
+    if _family_of(config) is None and not (by_tensors and model_type in MARKED):
         return None
     # as in Transformers, whose unpickler also makes tensors only
     allow_pickle = arguments.get("use_safetensors") is not True
@@ -109,7 +100,9 @@ def state_dict(
     if _family_of(config, stored) is None:
         return None
     spec = recognise(folder, config, stored)
-    spec = _with_head(spec, architecture)
+    heads = {stock: own for own, stock in reversed(spec.family.heads(spec.config).items())}
+    if architecture in heads:
+        spec = spec.with_head(Head(heads[architecture], architecture))
     tensors = {
         renamed: tensor[spec.cut :] if is_table(renamed) else tensor
         for name, tensor in spec.unpack(stored).items()
@@ -124,7 +117,7 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
     subfolder = hub.get("subfolder") or ""
     if Path(source).is_dir():
         return Path(source, subfolder)
-    options = {name: hub[name] for name in DOWNLOAD_ARGUMENTS if name in hub}
+    options = {name: value for name, value in hub.items() if name not in ("proxies", "subfolder")}
 
     def fetch(patterns: tuple[str, ...]) -> Path:
         # shards of a variant: model.fp16-00001-of-00002.safetensors, once model-00001-of-00002.fp16.safetensors
@@ -133,13 +126,6 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
 
     folder = fetch(SAFETENSORS_FILES)
     return folder if has_safetensors(folder, variant) else fetch((*SAFETENSORS_FILES, *PICKLED_FILES))
-
-
-def _with_head(spec: CheckpointSpec, architecture: str) -> CheckpointSpec:
-    """The same for the given head; the file's head if the family does not have it."""
-    heads = spec.family.heads(spec.config)
-    own = next((own for own, stock in heads.items() if stock == architecture), None)
-    return spec if own is None else spec.with_head(Head(own, heads[own]))
 
 
 def _fields(spec: CheckpointSpec) -> dict[str, Any]:

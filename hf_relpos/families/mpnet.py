@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import LONG_INPUTS, OF_DECODERS, SPECIAL_TOKENS, Family, Layout, LiveFamily, Positions, renamed
+from .family import LONG_INPUTS, MOST, OF_DECODERS, SPECIAL_TOKENS, Family, Layout, LiveFamily, Positions, renamed
 from .names import Rule
-from .roberta import COMMON, HEADS
+from .roberta import HEADS
 
 
 # Number of buckets in Transformers, which ignores the configuration.
@@ -25,7 +25,7 @@ def _mpnet_unsupported_reason(config: Mapping[str, Any]) -> str:
 FAMILIES: dict[str, Family] = {
     "mpnet": Family(
         class_prefixes=("MPNet",),
-        suffixes=tuple(suffix for suffix in COMMON["suffixes"] if suffix != "ForCausalLM"),
+        suffixes=(*MOST, "ForMultipleChoice"),
         rules=(
             Rule("mpnet.*", "bert.*"),
             *renamed(
@@ -47,7 +47,6 @@ FAMILIES: dict[str, Family] = {
         defaults={"vocab_size": 30527, "relative_attention_num_buckets": MPNET_BUCKETS, **SPECIAL_TOKENS},
         dropped_fields=("relative_attention_num_buckets", "embedding_size", *OF_DECODERS),
         always_gelu=True,
-        legacy_types=(),
         token_types=False,
         padding=lambda config: 1,  # Transformers ignores the configuration
         tokenizer="MPNetTokenizer",

@@ -5,7 +5,7 @@ old file  <-- RULES -->  stock BERT  <-- identity, except SCHEME and TABLE -->  
 Conversions rename tensors by these rules only. An export looks up the name in a file for each of our names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -82,6 +82,13 @@ def to_stock(name: str, rules: tuple[Rule, ...]) -> str:
     """The name in stock BERT."""
     for rule in rules:
         name = rule.rename(name) or name
+    return name
+
+
+def from_stock(name: str, rules: Iterable[Rule]) -> str:
+    """The inverse of `to_stock`, by rules in an order in which none applies to the result of an earlier one."""
+    for rule in rules:
+        name = Rule(rule.new, rule.old).rename(name) or name
     return name
 
 

@@ -12,8 +12,8 @@ import torch
 
 from .errors import ConversionError
 from .family import Family, Layout, Positions, Tensors, renamed
-from .fused import PROJECTIONS, join_rows, rope_options, rope_scaling, split_rows
-from .names import Rule
+from .fused import ROPE_FIELDS, join_projections, other_value, rope_options, rope_scaling, split_projections
+from .names import Rule, from_stock
 
 
 THEIRS = {
@@ -21,9 +21,8 @@ THEIRS = {
     "mlp.fc2": "output.dense",
     "norm1": "attention.output.LayerNorm",
     "norm2": "output.LayerNorm",
-    "emb_ln": "embeddings.LayerNorm",
-    "cls.predictions.transform.layer_norm": "cls.predictions.transform.LayerNorm",
 }
+HEAD = Rule("cls.predictions.transform.layer_norm.*", "cls.predictions.transform.LayerNorm.*")
 FUSED, DENSE = ".attn.Wqkv.", ".intermediate.dense."
 GATE, UP = ".mlp.fc12.", ".mlp.fc11."
 LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
@@ -67,7 +66,7 @@ def _size(config: Mapping[str, Any]) -> int:
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in tensors.items()}
-    found = split_rows(found, FUSED, PROJECTIONS, _size(config))
+    found = split_projections(found, FUSED, _size(config))
     for name in [name for name in found if GATE in name]:
         up = name.replace(GATE, UP)
         if up not in found:
@@ -80,24 +79,19 @@ def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tens
 
 
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    is_encoder = not any(name.startswith("bert.") for name in tensors)
-    prefix = "bert." if "n_embd" in config else "nomic_bert."
-    kept = {name: tensor for name, tensor in tensors.items() if not (is_encoder and name.startswith("pooler."))}
-    ours = {f"{our}.": f"{their}." for their, our in THEIRS.items()}
+    rules = (Rule("bert.*" if "n_embd" in config else "nomic_bert.*", "bert.*"), HEAD, *renamed(THEIRS))
     packed: dict[str, torch.Tensor] = {}
-    for name, tensor in join_rows(kept, FUSED, PROJECTIONS).items():
-        their = f"{prefix}{name.removeprefix('bert.')}" if name.startswith("bert.") else name
-        their = their.replace(OUR_LAYER, LAYER)
-        if DENSE in their:
-            gate, up = tensor.chunk(2)
-            packed |= {their.replace(DENSE, UP): up, their.replace(DENSE, GATE): gate}
-            continue
-        our = next((each for each in ours if each in their), "")
+    for name, tensor in join_projections(tensors, FUSED).items():
+        their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
         if name.endswith("bias") and any(each in name for each in BIASED) and not _has_bias(config, name):
             if bool(tensor.any()):
                 raise ConversionError(f"{name} was trained, and NomicBERT has no such bias; keep the model as it is")
-            continue
-        packed[their.replace(our, ours[our]) if our else their] = tensor
+        elif DENSE in their:
+            gate, up = tensor.chunk(2)
+            their = from_stock(their, rules)
+            packed |= {their.replace(DENSE, UP): up, their.replace(DENSE, GATE): gate}
+        elif not name.startswith("pooler."):  # which an encoder does not have
+            packed[from_stock(their, rules)] = tensor
     return packed
 
 
@@ -139,9 +133,8 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
             f"num_experts = {config['num_experts']!r}: a mixture of experts has no counterpart here. Its own code "
             "reads it; Transformers' class nomic_bert does not, and starts new feed-forward parts without an error"
         )
-    for name, value in ONLY.items():
-        if config.get(name) not in (None, value):
-            return f"{name} = {config[name]!r}: only {value!r} has a counterpart here; its own code reads the others"
+    if reason := other_value(config, ONLY):
+        return reason
     if config.get("activation_function", "swiglu") not in ACTIVATIONS:
         known = ", ".join(map(repr, ACTIVATIONS))
         return f"activation_function = {config['activation_function']!r}: only {known} have a counterpart here"
@@ -159,11 +152,10 @@ FAMILIES: dict[str, Family] = {
         rules=(
             Rule("nomic_bert.*", "bert.*"),
             Rule("emb_ln.*", "bert.emb_ln.*"),
-            *renamed({their: our for their, our in THEIRS.items() if not their.startswith(("cls", "emb"))}),
+            *renamed(THEIRS),
             Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
-            Rule("cls.predictions.transform.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
+            HEAD,
         ),
-        stock=None,
         defaults=DEFAULTS,
         dropped_fields=(
             *ONLY,
@@ -179,9 +171,7 @@ FAMILIES: dict[str, Family] = {
             "parallel_block_tied_norm",
             "qkv_proj_bias",
             "reorder_and_upcast_attn",
-            "rope_parameters",
-            "rope_scaling",
-            "rope_theta",
+            *ROPE_FIELDS,
             "rotary_emb_base",
             "rotary_emb_fraction",
             "rotary_emb_interleaved",
@@ -190,7 +180,6 @@ FAMILIES: dict[str, Family] = {
             "use_xentropy",
         ),
         renamed_fields=BERTS,
-        legacy_types=(),
         positions=_positions,
         fields=_fields,
         unpack=_unpack,

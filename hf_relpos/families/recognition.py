@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
-from .checkpoint import tensor_names
+from .checkpoint import conversion_errors, tensor_names
 from .errors import ConversionError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .names import is_scheme, is_table, to_stock
@@ -139,7 +139,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         ConversionError: for an unknown architecture or kind of positions, and a configuration that the family does not
             support.
     """
-    _check_types(folder, config, TYPES)
+    with conversion_errors(f"{folder / 'config.json'}: "):
+        check_rules(TYPES, config.items())
     model_type = config.get("model_type", "bert")  # the first BERT files lack it
     if model_type == RelPosBertConfig.model_type:
         return _recognise_own(folder, config)
@@ -153,7 +154,6 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     for name, candidate in FAMILIES.items():
         if candidate.marks == model_type and (found := candidate.marked(config, names)):
             family, mark = candidate, f"{found} marks a {name.upper()}"
-    _check_types(folder, config, family.types)
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**family.defaults, **without_local_paths(config)}
     completed |= family.told_by_tensors(completed, names)
@@ -174,13 +174,6 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"converted{_hint(folder, config)}"
         )
     return CheckpointSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
-
-
-def _check_types(folder: Path, config: Mapping[str, Any], types: Mapping[str, Rule]) -> None:
-    try:
-        check_rules(types, config.items())
-    except ValueError as error:
-        raise ConversionError(f"{folder / 'config.json'}: {error}") from error
 
 
 def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:

@@ -12,16 +12,12 @@ from . import (
     bert,
     deberta,
     distilbert,
-    electra,
-    ernie,
     gte,
+    live_only,
     mpnet,
-    nezha,
     nomic,
     roberta,
     roformer,
-    rotary,
-    t5,
     xlm_roberta_flash,
     xlnet,
 )
@@ -32,10 +28,7 @@ from .family import Family, Layout, LiveFamily
 # Families by `model_type`, or by another name if their model_type is BERT's.
 FAMILIES: dict[str, Family] = {
     **bert.FAMILIES,
-    **nezha.FAMILIES,
     **roberta.FAMILIES,
-    **electra.FAMILIES,
-    **ernie.FAMILIES,
     **distilbert.FAMILIES,
     **albert.FAMILIES,
     **mpnet.FAMILIES,
@@ -48,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     **xlm_roberta_flash.FAMILIES,
 }
 # Encoders of live models that can be accelerated.
-LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *t5.LIVE, *rotary.LIVE)
+LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *live_only.LIVE)
 # Layouts that are not read.
 OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (

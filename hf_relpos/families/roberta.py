@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from ..models.checks import integer
-from .family import SPECIAL_TOKENS, Family, Layout, copy_of_bert, pad_token
+from .family import LEGACY_TYPES, MOST, SPECIAL_TOKENS, Family, Layout, copy_of_bert
 from .names import Rule
 
 
@@ -15,20 +14,12 @@ HEADS = (
     Rule("classifier.out_proj.*", "classifier.*"),
 )
 COMMON: dict[str, Any] = {
-    "suffixes": (
-        "Model",
-        "ForMaskedLM",
-        "ForCausalLM",
-        "ForSequenceClassification",
-        "ForMultipleChoice",
-        "ForTokenClassification",
-        "ForQuestionAnswering",
-    ),
+    "suffixes": (*MOST, "ForCausalLM", "ForMultipleChoice"),
     "rules": (Rule("roberta.*", "bert.*"), *HEADS),
     "dropped_fields": ("embedding_size",),
+    "legacy_types": LEGACY_TYPES,
     "always_gelu": True,
-    "padding": pad_token,
-    "types": {"pad_token_id": integer(0)},
+    "padding": lambda config: config["pad_token_id"],
 }
 LAYOUT = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 

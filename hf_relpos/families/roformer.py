@@ -8,7 +8,7 @@ import torch
 
 from ..host.declarations import ROFORMER_CAUSAL_MASK
 from .errors import ConversionError
-from .family import LONG_INPUTS, Family, Layout, LiveFamily, Positions, Tensors
+from .family import LONG_INPUTS, MOST, Family, Layout, LiveFamily, Positions, Tensors
 from .names import Rule
 
 
@@ -24,12 +24,8 @@ def position_table(length: int, width: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1)).float()
 
 
-def leave_out_table(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Remove the table, which is computed here.
-
-    Raises:
-        ConversionError: for a table that is not RoFormer's.
-    """
+def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Remove the table, which is computed here."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TABLE)}
     for name in tensors.keys() - kept.keys():
         stored = tensors[name]
@@ -44,8 +40,7 @@ def leave_out_table(config: Mapping[str, Any], tensors: Tensors) -> dict[str, to
     return kept
 
 
-def put_table_back(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The inverse of `leave_out_table`."""
+def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     word = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
     prefix = word.removesuffix("embeddings.word_embeddings.weight")
     table = position_table(config["max_position_embeddings"], config["hidden_size"] // config["num_attention_heads"])
@@ -79,14 +74,7 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
 FAMILIES: dict[str, Family] = {
     "roformer": Family(
         class_prefixes=("RoFormer",),
-        suffixes=(
-            "Model",
-            "ForMaskedLM",
-            "ForCausalLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForQuestionAnswering",
-        ),
+        suffixes=(*MOST, "ForCausalLM"),
         rules=(
             Rule("roformer.*", "bert.*"),
             Rule("embeddings_project.*", "bert.embeddings_project.*"),
@@ -103,12 +91,11 @@ FAMILIES: dict[str, Family] = {
             "num_attention_heads": 12,
         },
         dropped_fields=("rotary_value",),
-        legacy_types=(),
         tokenizer="RoFormerTokenizer",
         positions=lambda config: Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"}),
         fields=_fields,
-        unpack=leave_out_table,
-        pack=put_table_back,
+        unpack=_unpack,
+        pack=_pack,
         read_directly=True,
         tolerance=1e-5,  # Transformers rounds the sinusoids to float32
         unsupported_reason=_unsupported_reason,

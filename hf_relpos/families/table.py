@@ -9,9 +9,6 @@ from .family import COUNTERPARTS, Family
 from .registry import FAMILIES
 
 
-COLUMNS = ("checkpoints", "told by", "heads", "positions", "by", "compared with", "since")
-
-
 def example(name: str) -> dict[str, Any]:
     """A configuration like those of a family's published checkpoints."""
     stock = FAMILIES[name].stock
@@ -34,8 +31,7 @@ def positions(name: str, family: Family) -> str:
     """The positions of its published checkpoints, and further ones of Transformers ≤ 4.57."""
     found = family.positions(example(name))
     kinds = ["absolute"] * found.absolute + [f"`{found.scheme}`"] * (found.scheme is not None)
-    text = " + ".join(kinds)
-    return text + "".join(f", `{kind}`" for kind in family.legacy_types)
+    return " + ".join(kinds) + "".join(f", `{kind}`" for kind in family.legacy_types)
 
 
 def heads(family: Family, config: dict[str, Any]) -> str:
@@ -44,16 +40,14 @@ def heads(family: Family, config: dict[str, Any]) -> str:
     return ", ".join(name.removeprefix("For") for name in names if name in COUNTERPARTS)
 
 
-def row(name: str, family: Family) -> list[str]:
-    """The values of `COLUMNS` for a family, in Markdown."""
+def row(name: str, family: Family) -> dict[str, str]:
+    """The cells of a family by column, in Markdown."""
     readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
-    compared = "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers"
-    return [
-        family.title,
-        told_by(name, family),
-        heads(family, example(name)),
-        positions(name, family),
-        ", ".join(readers),
-        compared,
-        family.since,
-    ]
+    return {
+        "checkpoints": family.title,
+        "told by": told_by(name, family),
+        "heads": heads(family, example(name)),
+        "positions": positions(name, family),
+        "by": ", ".join(readers),
+        "compared with": "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers",
+    }

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from .errors import ConversionError
-from .family import SPECIAL_TOKENS, Family, Layout, Positions, Tensors, pad_token, renamed
-from .fused import PROJECTIONS, join_rows, rope_options, rope_scaling, split_rows
-from .names import Rule
+from .family import MOST, SPECIAL_TOKENS, Family, Layout, Positions, Tensors, renamed
+from .fused import ROPE_FIELDS, join_projections, rope_options, rope_scaling, split_projections
+from .names import Rule, from_stock
 
 
 THEIRS = {
@@ -26,14 +26,15 @@ THEIRS = {
     "norm1": "attention.output.LayerNorm",
     "norm2": "output.LayerNorm",
 }
-HEAD = {
-    "roberta": "bert",
-    "classifier.dense": "bert.pooler.dense",
-    "classifier.out_proj": "classifier",
-    "lm_head.dense": "cls.predictions.transform.dense",
-    "lm_head.layer_norm": "cls.predictions.transform.LayerNorm",
-    "lm_head.decoder": "cls.predictions.decoder",
-}
+# in an order in which `from_stock` inverts them
+CLASSIFIER = (Rule("classifier.out_proj.*", "classifier.*"), Rule("classifier.dense.*", "bert.pooler.dense.*"))
+RULES = (
+    Rule("lm_head.dense.*", "cls.predictions.transform.dense.*"),
+    Rule("lm_head.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
+    Rule("lm_head.*", "cls.predictions.*"),
+    *renamed(THEIRS),
+    Rule("roberta.*", "bert.*"),
+)
 FUSED = ".mixer.Wqkv."
 LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
@@ -75,7 +76,7 @@ def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tenso
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in merged(config, tensors).items()}
-    return split_rows(found, FUSED, PROJECTIONS, config.get("hidden_size", 768))
+    return split_projections(found, FUSED, config.get("hidden_size", 768))
 
 
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -84,23 +85,13 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
             f"lora_adaptations = {config['lora_adaptations']!r}: the LoRA weights of its tasks are merged or left "
             "out, and cannot be written back; keep the original"
         )
-    ours = {f"{our}.": f"{their}." for their, our in THEIRS.items()}
-    heads = {f"{our}.": f"{their}." for their, our in HEAD.items() if our != "classifier"}
     is_classifier = {"classifier.weight", "bert.pooler.dense.weight"} <= tensors.keys()
+    rules = (*CLASSIFIER, *RULES) if is_classifier else RULES
     packed = {}
-    for name, tensor in join_rows(tensors, FUSED, PROJECTIONS).items():
+    for name, tensor in join_projections(tensors, FUSED).items():
         their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
-        our = next((each for each in ours if each in their), "")
-        their = their.replace(our, ours[our]) if our else their
-        if is_classifier and their.startswith("classifier."):
-            their = their.replace("classifier.", "classifier.out_proj.")
-        elif is_classifier or not their.startswith("bert.pooler."):
-            head = next((each for each in sorted(heads, key=len, reverse=True) if their.startswith(each)), "")
-            their = heads[head] + their.removeprefix(head) if head else their
-        packed[their] = tensor
-    if "lm_head.decoder.bias" in packed:
-        packed["lm_head.bias"] = packed.pop("lm_head.decoder.bias")
-        packed.pop("cls.predictions.bias", None)
+        if name != "cls.predictions.bias":  # once, as the decoder's
+            packed[from_stock(their.replace("predictions.decoder.bias", "predictions.bias"), rules)] = tensor
     return packed
 
 
@@ -125,21 +116,13 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
 def _family(prefix: str, title: str, **fields: Any) -> Family:
     return Family(
         class_prefixes=(prefix,),
-        suffixes=(
-            "Model",
-            "ForMaskedLM",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-            "ForQuestionAnswering",
-        ),
+        suffixes=MOST,
         rules=(
-            *(Rule(f"{their}.*", f"{our}.*") for their, our in HEAD.items()),
-            Rule("lm_head.*", "cls.predictions.*"),
-            *renamed(THEIRS),
+            *CLASSIFIER,
+            *RULES,
             Rule("emb_ln.*", "bert.emb_ln.*"),
             Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
         ),
-        stock=None,
         dropped_fields=(
             "emb_pooler",
             "fused_bias_fc",
@@ -152,16 +135,13 @@ def _family(prefix: str, title: str, **fields: Any) -> Family:
             "lora_task",
             "matryoshka_dimensions",
             "position_embedding_type",
-            "rope_parameters",
-            "rope_scaling",
-            "rope_theta",
+            *ROPE_FIELDS,
             "rotary_emb_base",
             "task_instructions",
             "truncate_dim",
             "use_flash_attn",
             "use_reentrant",
         ),
-        legacy_types=(),
         always_gelu=True,
         positions=_positions,
         position_types=("rotary",),
@@ -183,7 +163,7 @@ FAMILIES: dict[str, Family] = {
         marker="use_flash_attn",
         signature_tensors=(r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\."),
         defaults={"vocab_size": 250002, **SPECIAL_TOKENS},
-        padding=lambda config: -1 if _is_rotary(config) else pad_token(config),
+        padding=lambda config: -1 if _is_rotary(config) else config["pad_token_id"],
         published={"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
     ),
     "jina_embeddings_v3": _family(

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from ..models.checks import integer
 from .errors import ConversionError
-from .family import OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
+from .family import OF_DECODERS, SUMMARY, Family, Layout, LiveFamily, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -29,12 +28,8 @@ def _check(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def as_linear_layers(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Convert projections (D, H, d) to weights (H·d, D) and (D, H·d), the latter with a zero bias.
-
-    Raises:
-        ConversionError: for a projection of another shape.
-    """
+def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Convert projections (D, H, d) to weights (H·d, D) and (D, H·d), the latter with a zero bias."""
     layers: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         stem, end = name[:-2], name[-2:]
@@ -52,12 +47,8 @@ def as_linear_layers(config: Mapping[str, Any], tensors: Tensors) -> dict[str, t
     return layers
 
 
-def as_projections(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The inverse of `as_linear_layers`; `mask_emb`, which an encoder does not use, is zero.
-
-    Raises:
-        ConversionError: for a nonzero bias that XLNet does not have.
-    """
+def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The inverse; `mask_emb`, which an encoder does not use, is zero."""
     size, heads = config["d_model"], config["n_head"]
     projections: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
@@ -149,10 +140,7 @@ FAMILIES: dict[str, Family] = {
             "reuse_len",
             "same_length",
             "start_n_top",
-            "summary_activation",
-            "summary_last_dropout",
-            "summary_type",
-            "summary_use_proj",
+            *SUMMARY,
             "untie_r",
             "use_mems_eval",
             "use_mems_train",
@@ -165,13 +153,11 @@ FAMILIES: dict[str, Family] = {
             "d_inner": "intermediate_size",
             "ff_activation": "hidden_act",
         },
-        types={"clamp_len": integer(-1, optional=True)},
-        legacy_types=(),
         tokenizer="XLNetTokenizer",
         positions=_positions,
         fields=_fields,
-        unpack=as_linear_layers,
-        pack=as_projections,
+        unpack=_unpack,
+        pack=_pack,
         masks_queries=True,
         read_directly=True,
         tolerance=1e-5,  # Transformers rounds the sinusoids to float32

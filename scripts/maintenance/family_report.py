@@ -18,7 +18,7 @@ from scheme_report import table
 
 from hf_relpos.families.family import Family
 from hf_relpos.families.registry import FAMILIES
-from hf_relpos.families.table import COLUMNS, example, positions, row
+from hf_relpos.families.table import example, positions, row
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,8 +108,8 @@ def refusals(name: str) -> list[str]:
 
 def page_row(name: str, family: Family) -> list[str]:
     """What the page says of a family: a row of the command line's table, shortened."""
-    cells = dict(zip(COLUMNS, row(name, family), strict=True))
-    every = row("bert", FAMILIES["bert"])[COLUMNS.index("heads")].replace("LMHeadModel", "CausalLM").split(", ")
+    cells = row(name, family)
+    every = row("bert", FAMILIES["bert"])["heads"].replace("LMHeadModel", "CausalLM").split(", ")
     kept = cells["heads"].replace("LMHeadModel", "CausalLM").split(", ")
     lacking = [head for head in every if head not in kept]
     if set(kept) <= set(every) and len(lacking) < len(kept):
