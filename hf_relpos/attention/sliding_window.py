@@ -27,15 +27,11 @@ class Block(NamedTuple):
         first: the first query.
         queries: the number of queries.
         key_ranges: (first key, count) of each range, in ascending order.
-        is_far: whether the queries are global tokens with keys outside of their window.
-        global_keys: the global tokens among the keys, in ascending order; empty for far queries.
     """
 
     first: int
     queries: int
     key_ranges: tuple[tuple[int, int], ...]
-    is_far: bool
-    global_keys: tuple[int, ...]
 
 
 class _Extents(NamedTuple):
@@ -160,13 +156,6 @@ class SlidingWindowMask(LazyMask):
             is_token=moved(self.is_token),
         )
 
-    @property
-    def offsets(self) -> tuple[int, int] | None:
-        """First and last offset within the window, key minus query; None if distances are not those of indices."""
-        if self.positions is not None:
-            return None
-        return -self.window, 0 if self.is_causal else self.window
-
     @functools.cached_property
     def cached(self) -> dict[Any, Any]:
         """A cache in which backends keep what they make of the mask once for all layers, under their own keys."""
@@ -239,10 +228,10 @@ class SlidingWindowMask(LazyMask):
         low = left if far else min(extents.low[first:end])
         high = right if far else max(extents.high[first:end])
         spans = [[low, high + 1]] if low <= high else []
-        global_keys = () if far else tuple(key for key in extents.keys if left <= key <= right)
-        spans += [[key, key + 1] for key in global_keys if not low <= key <= high]
+        if not far:
+            spans += [[key, key + 1] for key in extents.keys if left <= key <= right and not low <= key <= high]
         spans = sorted(spans) or [[min(max(left, 0), right) if right >= 0 else 0] * 2]
-        return Block(first, end - first, merged(spans), far, global_keys)
+        return Block(first, end - first, merged(spans))
 
     def _extents(self, rows: slice) -> _Extents:
         positions, documents, index, is_token = (
