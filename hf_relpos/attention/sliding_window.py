@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .call import LazyMask
+from .context import moved
 
 
 # Ranges with fewer keys than this between them are merged, since each range is padded to this many columns.
@@ -135,26 +136,12 @@ class SlidingWindowMask(LazyMask):
         if device == self.device:
             return self
         if device not in self._elsewhere:
-            self._elsewhere[device] = self._on(device)
+            self._elsewhere[device] = replace(moved(self, device), device=device)
         return self._elsewhere[device]
 
     @functools.cached_property
     def _elsewhere(self) -> dict[torch.device, "SlidingWindowMask"]:
         return {}
-
-    def _on(self, device: torch.device) -> "SlidingWindowMask":
-
-        def moved(vector: torch.Tensor | None) -> torch.Tensor | None:
-            return None if vector is None else vector.to(device)
-
-        return replace(
-            self,
-            device=device,
-            positions=moved(self.positions),
-            documents=moved(self.documents),
-            index_in_document=moved(self.index_in_document),
-            is_token=moved(self.is_token),
-        )
 
     @functools.cached_property
     def cached(self) -> dict[Any, Any]:
@@ -197,7 +184,7 @@ class SlidingWindowMask(LazyMask):
         ranges = [torch.arange(begin, begin + count, device=self.device) for begin, count in block.key_ranges]
         return torch.cat(ranges)
 
-    def blocks(self, rows: slice, size: int, length: int | None = None) -> list[Block]:
+    def blocks(self, rows: slice, size: int) -> list[Block]:
         """Return blocks of queries with the keys that any query sees in some rows of the batch.
 
         This reads the vectors, so that the CPU must wait for a device. Call it once for all layers.
@@ -205,10 +192,8 @@ class SlidingWindowMask(LazyMask):
         Args:
             size: the largest number of queries in a block. Blocks of queries that see all keys have fewer, so that
                 they have no more pairs.
-            length: how many queries to cover, from the first one on; None means all.
         """
-        extents = self._extents(rows)
-        length = self.query_length if length is None else length
+        extents, length = self._extents(rows), self.query_length
         most = max(1, size * (size + 2 * self.window) // self.key_length)
         blocks, first = [], 0
         while first < length:

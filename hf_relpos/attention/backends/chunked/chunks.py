@@ -180,7 +180,7 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
 def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[QueryChunk]:
     """Return the chunks of some rows of the batch. They leave out keys that no query of a chunk sees."""
     if call.window_mask is not None:
-        return _schedule_of_window(call.window_mask, rows, queries_per_chunk(call, keys), length)
+        return _schedule_of_window(call.window_mask, rows)
     mask = call.tensor_mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
@@ -202,11 +202,11 @@ def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[Que
     return chunks
 
 
-def _schedule_of_window(mask: SlidingWindowMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
+def _schedule_of_window(mask: SlidingWindowMask, rows: slice) -> list[QueryChunk]:
     """`schedule` under a window. The result depends on the mask only, and is computed once for all layers."""
-    key = ("chunks", rows.start, rows.stop, size, length)
+    key = ("chunks", rows.start, rows.stop)
     if key not in mask.cached:
-        mask.cached[key] = [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, size, length)]
+        mask.cached[key] = [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, WINDOWED)]
     chunks: list[QueryChunk] = mask.cached[key]
     return chunks
 

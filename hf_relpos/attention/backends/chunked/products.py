@@ -120,13 +120,9 @@ class HeadGroup:
         """Return the chunk's rows, last first, contiguous, (r, m, h, d), of vectors by position (r, L, h, d)."""
         return vectors[:, chunk.first : chunk.first + chunk.rows].flip(1)
 
-    def workspace(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a buffer of that shape, in the dtype of the keys unless another is given."""
-        return workspace(name, shape, self.key.dtype if dtype is None else dtype)
-
     def buffer(self, name: str, chunk: QueryChunk) -> torch.Tensor:
         """Return a buffer for all columns of a chunk, (g, m, N)."""
-        return self.workspace(name, (self.count, chunk.rows, chunk.width))
+        return workspace(name, (self.count, chunk.rows, chunk.width), self.key.dtype)
 
     @staticmethod
     def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
@@ -151,17 +147,6 @@ class HeadGroup:
         constant = mask.shape[2] == 1 or mask.stride(2) == 0
         by_head.masked_fill_(~(mask[:, :, :1] if constant else self.rows_of(mask, chunk)), value)
 
-    def future(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the columns of `scores` with keys later than some query, and which pairs are; or None."""
-        begin, count = chunk.key_ranges[index]
-        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
-        if not self.call.causal or own + 1 >= count:
-            return None
-        from_column = max(own, 0)
-        column = torch.arange(from_column - own, count - own, device=scores.device)
-        pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=scores.device)[:, None]
-        return scores[:, :, from_column:], pairs
-
     def by_pair(self, scalars: torch.Tensor, chunk: QueryChunk, index: int) -> torch.Tensor:
         """View scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n), with overlapping rows."""
         scalars, first = scalars.contiguous(), self.first_row(chunk, index)
@@ -171,9 +156,13 @@ class HeadGroup:
     def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
         """Set the scores of pairs that the mask, causality or the scheme hide to a value."""
         self.hide_masked(part, chunk, index, value)
-        future = self.future(part.pairs, chunk, index)
-        if future is not None:
-            future[0].masked_fill_(future[1], value)
+        begin, count = chunk.key_ranges[index]
+        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
+        if self.call.causal and own + 1 < count:
+            from_column = max(own, 0)
+            column = torch.arange(from_column - own, count - own, device=part.pairs.device)
+            pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=part.pairs.device)[:, None]
+            part.pairs[:, :, from_column:].masked_fill_(pairs, value)
         if self.allow is not None:
             part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
 
@@ -199,7 +188,10 @@ class HeadGroup:
                 by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
             beta = float(self.A is not None or self.c is not None)
             part.columns.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
-            self.add_key_side(scores, chunk, index)
+            if self.B is not None:
+                begin, count = chunk.key_ranges[index]
+                by_position = self.key_by_position[:, begin : begin + count]
+                self.B.add_to(scores.transpose(1, 2), by_position, self.first_row(chunk, index))
             if self.dense is not None:
                 by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
             self.hide(part, chunk, index, torch.finfo(buffer.dtype).min)
@@ -211,21 +203,6 @@ class HeadGroup:
                 self.hide(self.range_of(buffer, chunk, index), chunk, index, 0.0)
         return buffer
 
-    def add_key_side(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
-        """Add k_j · B_p to scores (g, m, n)."""
-        if self.B is not None:
-            begin, count = chunk.key_ranges[index]
-            keys = self.key_by_position[:, begin : begin + count]
-            self.B.add_to(scores.transpose(1, 2), keys, self.first_row(chunk, index))
-
-    def key_side_gradients(self, scores: torch.Tensor, chunk: QueryChunk, index: int, d_key, d_B) -> None:
-        """From the gradient of the scores (g, m, n), add to the gradients of the keys (g, N, d) and of B."""
-        if self.B is not None:
-            begin, count = chunk.key_ranges[index]
-            keys, first = self.key_by_position[:, begin : begin + count], self.first_row(chunk, index)
-            weighed = self.B.weighed(scores.transpose(1, 2), first, d_B, keys)
-            d_key[:, begin : begin + count] += self.matrices(weighed)
-
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
         """Return 1 for pairs to keep and 0 for pairs to drop, (g, m, c) for every range, drawn by the generator."""
         if generator is None:
@@ -234,14 +211,16 @@ class HeadGroup:
         for index, (begin, end) in enumerate(pairwise(chunk.begins)):
             shape = (self.count, chunk.rows, end - begin)
             total = self.count * chunk.rows * shape[2]
-            words = self.workspace("bits", (-(-total // 8),), torch.int64)
+            words = workspace("bits", (-(-total // 8),), torch.int64)
             words.random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.uint8)[:total].view(shape)
             # One byte is drawn for each weight, and for each query the multiple of 2^−8 that its bytes are compared
             # with. On average, this is the requested multiple of 2^−16.
             low, rest = divmod(self.call.dropout, 256)
             least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
-            factors = self.workspace(f"kept{index}", shape)  # multiplying takes a tenth of the time of masked_fill
+            factors = workspace(
+                f"kept{index}", shape, self.key.dtype
+            )  # multiplying takes a tenth of the time of masked_fill
             drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
         return drawn_masks
 
@@ -314,7 +293,7 @@ class HeadGroup:
             if kept:
                 columns.mul_(kept[index])
             weights = self.range_of(buffer, chunk, index).columns
-            products = torch.mul(columns, weights, out=self.workspace("products", columns.shape))
+            products = torch.mul(columns, weights, out=workspace("products", columns.shape, columns.dtype))
             mean = mean + products.sum(-1, keepdim=True)
         d_content, d_query = 0.0, 0.0
         for index, (begin, count) in enumerate(chunk.key_ranges):
@@ -331,7 +310,10 @@ class HeadGroup:
             add_product(total.value[:, keys], weights.columns.transpose(1, 2), d_out)
             add_product(total.key[:, keys], part.columns.transpose(1, 2), content, terms.scale)
             d_content = d_content + torch.bmm(part.columns, self.key[:, keys])
-            self.key_side_gradients(scores, chunk, index, total.key, self.of_heads(total.B))
+            if self.B is not None:
+                by_position = self.key_by_position[:, begin : begin + count]
+                weighed = self.B.weighed(scores.transpose(1, 2), first, self.of_heads(total.B), by_position)
+                total.key[:, begin : begin + count] += self.matrices(weighed)
             if self.V is not None:
                 self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
             if self.A is not None:

@@ -90,11 +90,6 @@ def padded(table: torch.Tensor) -> torch.Tensor:
     return torch.cat([table, table.new_zeros(*table.shape[:-2], ALIGNED - 1, table.shape[-1])], dim=-2)
 
 
-def unpadded(table: torch.Tensor) -> torch.Tensor:
-    """Undo `padded`."""
-    return table[:, : table.shape[1] - ALIGNED + 1]
-
-
 class Diagonals:
     """A table for some heads, and the products with it.
 
