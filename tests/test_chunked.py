@@ -25,7 +25,6 @@ from hf_relpos import (
     attend,
     explain_backend,
 )
-from hf_relpos.attention import dispatch as backends, toeplitz
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks
 from hf_relpos.attention.backends.chunked import (
     chunked_attention,
@@ -99,7 +98,7 @@ def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float
     tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
     terms, leaves = converted(terms, dtype)
     if how == "eager":
-        seen = (context.matrix(tensors[0].device) <= 0)[None, None] if causal else mask
+        seen = (context.matrix(tensors[0].device) <= 0)[None, None] if causal else getattr(mask, "dense", mask)
         out = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
     else:
         content, query, key = content_vectors(*tensors[:2], terms, context)
@@ -143,6 +142,7 @@ MASKS = {
     "left padding, causal": left_padding,
     "any": lambda n: (torch.rand(2, HEADS, n, n) < 0.3) | torch.eye(n).bool(),
     "nothing": lambda n: torch.zeros(2, 1, 1, n).bool(),
+    "attention window": lambda n: SlidingWindowMask(n, n, 9, CPU),
 }
 
 
@@ -218,24 +218,6 @@ def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch)
             [[(x.double() - truth).square().sum() for x, truth in zip(its, exact, strict=True)] for its in results]
         )
     assert (errors[0].sqrt() <= 2 * errors[1].sqrt()).all(), (errors[0] / errors[1]).sqrt()
-
-
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
-def test_finite_differences(shared, monkeypatch):
-    monkeypatch.setattr(skewed, "QUERIES", 3)
-    monkeypatch.setattr(skewed, "BLOCK", 2)
-    terms, _ = random_terms(ALL, shared)
-    terms, leaves = converted(terms, torch.float64)
-    tensors = [x.requires_grad_() for x in vectors(4, 5, batch=1)]
-    context = AttentionContext(4, 5, 1)
-    mask = torch.ones(1, 1, 4, 5).bool()
-    mask[..., 1, 3:] = False
-
-    def both(*given):  # the leaves are those of the terms
-        content, query, key = content_vectors(*given[:2], terms, context)
-        return chunked_attention(content, query, key, given[2], to_toeplitz(terms, context, query), 1, mask)
-
-    assert torch.autograd.gradcheck(both, [*tensors, *leaves])
 
 
 def test_scheme_that_hides_keys():
@@ -316,30 +298,12 @@ def test_a_window_costs_what_it_shows():
 
 @pytest.mark.parametrize("mask", ["none", "padding", "window"])
 def test_chunks_of_long_inputs(mask, monkeypatch):
-    """They are twice as large, unless queries see keys of their own."""
     monkeypatch.setattr(skewed, "LONG", 200)
     length = 201
     terms, _ = random_terms(ALL, shared=False)
     tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
-    chunks = skewed.schedule(skewed.ChunkedCall(None, mask=seen), slice(0, 1), length, length)
-    assert [chunk.rows for chunk in chunks] == ([48] * 4 + [9] if mask == "window" else [96, 96, 9])
     expected = run("eager", tensors, terms, context, seen)
     assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
-
-
-def test_clipped_rows_are_multiplied_once():
-    terms, _ = random_terms(frozenset("AB"), shared=True)  # clipped to ±3, and 5 rows that repeat
-    tensors, context = vectors(480, 480), AttentionContext(480, 480)
-    cost = []
-    for chosen in (
-        Terms(scale=0.3, query_table=terms.query_table),
-        Terms(scale=0.3, query_table=terms.key_table),
-        Terms(scale=0.3),
-    ):
-        with Multiplications() as products:
-            run("chunked", tensors, chosen, context)
-        cost.append(products.count)
-    assert cost[0] - cost[2] <= 0.3 * (cost[1] - cost[2])
 
 
 # Offsets that share rows ------------------------------------------------------------------------------------------
@@ -406,34 +370,6 @@ def test_probabilities_that_are_kept_give_the_gradients_of_those_computed_again(
     assert held[1] > held[0]
 
 
-def test_what_needs_no_gradients_keeps_no_probabilities(monkeypatch):
-    """Nor does a call of more scores than may be kept."""
-    scores, size = BATCH * HEADS * 100 * 100, torch.float64.itemsize
-    terms, context = terms_of_rows(*SHARED_ROWS["clipped"], 1), AttentionContext(100, 100)
-    held = []
-    for most, needed in ((scores * size, True), (scores * size - 1, True), (scores * size, False)):
-        monkeypatch.setattr(backend_chunked, "KEPT", most)
-        tensors = [tensor.requires_grad_(needed) for tensor in vectors(100, 100)]
-        form = to_toeplitz(terms, context, tensors[0])
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
-            chunked_attention(tensors[0], *tensors, form)
-        held.append(sum(sizes))
-    assert held[0] - held[1] >= scores and held[2] == 0
-
-
-def test_workspace_is_kept_and_released(monkeypatch):
-    monkeypatch.undo()
-    skewed.release_workspace()
-    first = skewed.workspace("scores", (3, 4), torch.float32)
-    assert skewed.workspace("scores", (2, 5), torch.float32).data_ptr() == first.data_ptr()
-    with torch.inference_mode():
-        skewed.workspace("scores", (50, 50), torch.float32)
-    skewed.workspace("scores", (50, 50), torch.float32).zero_()  # not an inference tensor
-    skewed.release_workspace()
-    assert not hasattr(skewed._local, "buffers")
-
-
 # Dropout ---------------------------------------------------------------------------------------------------------
 
 
@@ -467,7 +403,7 @@ def test_dropout_is_fair(rate):
     assert torch.equal(dropped_out(tensors, terms, context, rate, 11).transpose(1, 2), weights)
 
 
-@pytest.mark.parametrize("mask", ["none", "window"])
+@pytest.mark.parametrize("mask", ["none", "window", "attention window"])
 def test_dropout_is_replayed_in_the_backward(mask):
     """Gradients are those of the formula with the weights that the forward dropped."""
     length = 63
@@ -478,7 +414,7 @@ def test_dropout_is_replayed_in_the_backward(mask):
     kept = dropped_out(shown, Terms(scale=0.3), context, 0.3, 5, seen).transpose(1, 2) != 0
     tensors = [x.requires_grad_() for x in tensors]
     out = dropped_out(tensors, terms, context, 0.3, 5, seen)
-    _, weights = attend(*tensors, terms, context, seen)
+    _, weights = attend(*tensors, terms, context, getattr(seen, "dense", seen))
     weights = weights * kept / (1 - round(0.3 * 65536) / 65536)
     values = (
         tensors[2][:, :, None] + terms.value_table[0].rows[:, terms.value_table[0].row_of(context.matrix(out.device))]
@@ -488,15 +424,6 @@ def test_dropout_is_replayed_in_the_backward(mask):
     gradient = torch.randn_like(out)
     got = torch.autograd.grad(out, [*tensors, *leaves], gradient)
     assert largest(got, torch.autograd.grad(expected, [*tensors, *leaves], gradient)) <= 1e-11
-
-
-def test_dropout_only_in_training():
-    model = tiny_model(RelPosBertModel, "shaw", attention_probs_dropout_prob=0.5)
-    ids = torch.randint(1, 50, (2, 40))
-    with torch.no_grad():
-        assert torch.equal(model(ids)[0], model(ids)[0])
-        model.train()
-        assert not torch.equal(model(ids)[0], model(ids)[0])
 
 
 # Models, and what is chosen --------------------------------------------------------------------------------------
@@ -567,28 +494,6 @@ def test_gradient_checkpointing_replays_dropout():
     assert largest(gradients(model, input_ids=ids, labels=ids), plain) <= 1e-12
 
 
-def test_autocast():
-    model = tiny_model(RelPosBertForMaskedLM, "relative_key_query", attention_probs_dropout_prob=0.1).train()
-    ids = torch.randint(1, 50, (2, 40))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(ids, labels=ids).loss
-    loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("name", ["relative_key", "shaw"])
-def test_attention_weights_are_there_when_wanted(name):
-    model = tiny_model(RelPosBertModel, name)
-    ids = torch.randint(1, 50, (2, 20))
-    with torch.no_grad():
-        wanted, plain = model(ids, output_attentions=True), model(ids)
-        model.set_attn_implementation("eager")
-        eager = model(ids, output_attentions=True)
-    assert plain.attentions is None and len(wanted.attentions) == 2
-    assert largest(wanted.attentions, eager.attentions) <= 1e-6
-    assert (wanted[0] - plain[0]).abs().max() <= 1e-5
-
-
 def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, context=None, **changes):
     """A call of BERT-base's heads that holds no data."""
     terms = Terms(scaled_bias=random_terms(frozenset("c"), True)[0].scaled_bias) if terms is None else terms
@@ -597,101 +502,42 @@ def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, c
     return AttentionCall(vectors, vectors, vectors, terms, context, runs_on=device, **changes)
 
 
-def chosen(*arguments, **changes):
-    """Name of the backend, and why chunks were rejected."""
-    backend, rejected = choose(described(*arguments, **changes))
-    return backend.name, "; ".join(rejected.get("chunked", []))
+VALUE_TERM = random_terms(frozenset("V"), True)[0]
 
 
-def test_what_is_chosen(monkeypatch):
+@pytest.mark.parametrize(
+    "taken, why, changes",
+    [
+        ("chunked", "", {}),
+        ("chunked", "", {"terms": VALUE_TERM}),
+        ("chunked", "", {"terms": Terms(), "dropout": 0.1}),
+        ("sdpa", "too few", {"length": 32}),
+        ("eager", "too few", {"terms": VALUE_TERM, "length": 32}),
+        ("eager", "returns attention weights", {"output_weights": True}),
+        ("sdpa", "float16", {"dtype": torch.float16}),
+        ("sdpa", "not a boolean tensor", {"mask": torch.zeros(4, 1, 512, 512)}),
+        ("sdpa", "too close to 1", {"dropout": 1.0}),
+        ("sdpa", "no terms", {"terms": Terms()}),
+        ("sdpa", "chunks are for the CPU", {"device": torch.device("mps")}),
+        ("eager", "chunks are for the CPU", {"terms": VALUE_TERM, "device": torch.device("mps")}),
+    ],
+)
+def test_what_is_chosen(taken, why, changes, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(backend_chunked, "bmm_library", lambda: Library(100.0, 90.0, 1e-7, 1e-7))
-    value_term, _ = random_terms(frozenset("V"), True)
-    assert chosen(length=512)[0] == chosen(value_term, length=512)[0] == "chunked"
-    assert chosen(length=32)[0] == "sdpa" and "too few" in chosen(length=32)[1]
-    assert chosen(value_term, length=32)[0] == "eager"
-    for reason, changes in {
-        "returns attention weights": {"output_weights": True},
-        "float16": {"dtype": torch.float16},
-        "not a boolean tensor": {"mask": torch.zeros(4, 1, 512, 512)},
-        "too close to 1": {"dropout": 1.0},
-        "no terms": {"terms": Terms()},
-    }.items():
-        taken, why = chosen(length=512, **changes)
-        assert taken != "chunked" and reason in why
-    assert chosen(Terms(), length=512, dropout=0.1)[0] == "chunked"
+    backend, rejected = choose(described(**{"length": 512, **changes}))
+    assert backend.name == taken and why in "; ".join(rejected.get("chunked", []))
+
+
+def test_fast_products_are_faster_than_sdpa(monkeypatch):
     monkeypatch.setattr(backend_chunked, "bmm_library", lambda: Library(100.0, 200.0, 1e-7, 1e-7))
-    assert (
-        chosen(Terms(), length=512)[0] == "chunked" and chosen(Terms(), length=512, dtype=torch.bfloat16)[0] == "sdpa"
-    )
-
-
-def test_what_is_chosen_elsewhere(monkeypatch):
-    """On a GPU where Flex cannot be had: no chunks."""
-    monkeypatch.undo()
-    monkeypatch.setattr(backends, "BACKENDS", [each for each in backends.BACKENDS if each.name != "flex_attention"])
-    device = torch.device("cuda")
-    value_term, _ = random_terms(frozenset("V"), True)
-    for changes, expected in (({}, "sdpa"), ({"dropout": 0.1}, "sdpa"), ({"terms": value_term}, "eager")):
-        taken, why = chosen(length=512, device=device, **changes)
-        assert taken == expected and "chunks are for the CPU" in why
-
-
-def test_a_backend_is_registered_by_one_line(monkeypatch):
-    """What the documentation shows: a class with a name and two methods, tried before all others."""
-
-    class Zeros:
-        name = "zeros"
-
-        def unsupported(self, call):
-            return ["there is a mask"] if call.mask is not None else []
-
-        def run(self, call):
-            return torch.zeros_like(call.query).transpose(1, 2), None
-
-    monkeypatch.setattr(backends, "BACKENDS", list(backends.BACKENDS))
-    backends.register_backend(Zeros())
-    backends.register_backend(Zeros())
-    assert [backend.name for backend in backends.BACKENDS].count("zeros") == 1
-    model = tiny_model(RelPosBertModel, "shaw")
-    ids = torch.randint(1, 50, (2, 9))
-    with torch.no_grad():
-        zeros, real = model(ids).last_hidden_state, model(ids, attention_mask=padding([9, 5], 9).long())
-    assert not torch.allclose(zeros, real.last_hidden_state) and "takes zeros" in explain_backend(model)
-    assert choose(described(mask=torch.ones(4, 1, 64, 64, dtype=torch.bool)))[1]["zeros"] == ["there is a mask"]
-
-
-def test_terms_that_layers_share_are_made_once(monkeypatch):
-    """T5's bias is lowered once per forward, whatever the number of layers; tables of a layer's own, in each."""
-    monkeypatch.undo()
-    monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
-    lowered = []
-
-    def counted(*arguments):
-        lowered.append(1)
-        return to_toeplitz(*arguments)
-
-    monkeypatch.setattr(toeplitz, "to_toeplitz", counted)
-    monkeypatch.setattr("hf_relpos.attention.call.to_toeplitz", counted)
-    for name, count in (("t5", 1), ("alibi", 1), ("relative_key", 2)):
-        model, ids = tiny_model(RelPosBertModel, name), torch.randint(1, 50, (2, 9))
-        lowered.clear()
-        with torch.no_grad():
-            found = model(ids).last_hidden_state
-        assert len(lowered) == count and len(model.encoder.layer) == 2
-        model.set_attn_implementation("eager")
-        with torch.no_grad():
-            assert (found - model(ids).last_hidden_state).abs().max() <= 1e-5
+    assert choose(described(Terms(), length=512))[0].name == "chunked"
+    assert choose(described(Terms(), length=512, dtype=torch.bfloat16))[0].name == "sdpa"
 
 
 @pytest.mark.parametrize("name", ["t5", "kerple"])
-def test_shared_terms_under_activation_checkpointing_from_outside(name, monkeypatch):
-    """Also where rows are gathered, as on a device whose index is not read: the first layer is computed again."""
-    monkeypatch.setattr(
-        toeplitz,
-        "_rows_by_offset",
-        lambda table, r, low, factor=1.0: toeplitz.OffsetTable(factor * table.rows[:, table.row_of(r)]),
-    )
+def test_shared_terms_under_activation_checkpointing_from_outside(name):
+    """The first layer is computed again in the backward."""
     model, ids = tiny_model(RelPosBertForMaskedLM, name).train(), torch.randint(1, 50, (2, 9))
     gradients = []
     for wrap in (False, True):
@@ -760,40 +606,6 @@ def test_the_choice_is_not_saved(tmp_path):
     assert model.config._attn_implementation == "relpos"
 
 
-def test_the_choice_is_logged(caplog):
-    """For whoever debugs, and only then are the reasons put into words."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_debug()
-    module = torch.nn.Module()
-    module.is_causal = False
-    terms, _ = random_terms(frozenset("A"), shared=True)
-    tensors = [x.float() for x in vectors(30, 30)]
-    try:
-        with caplog.at_level("DEBUG", logger="hf_relpos"):
-            run_attention("relpos", AttentionCall(*tensors, terms, AttentionContext(30, 30), layer=module))
-    finally:
-        logging.set_verbosity_warning()
-    said = [record.message for record in caplog.records if "takes chunked" in record.message]
-    assert len(said) == 1
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_explanations(name):
-    config = tiny_config(name)
-    text = explain_backend(config, batch=2, length=300)
-    assert "attn_implementation='relpos'" in text
-    if name in ("relative_key", "shaw", "t5", "deberta"):
-        assert "takes chunked" in text
-        assert "by default it is for CUDA alone" in text
-
-
-def test_explanations_of_models():
-    model = tiny_model(RelPosBertModel, "shaw", attn_implementation="eager")
-    assert "takes eager: it was requested" in explain_backend(model, 2, 300)
-    assert "float16" in explain_backend(tiny_model(RelPosBertModel, "shaw").half(), 2, 300)
-
-
 def test_explanations_under_a_window():
     """Which backend a call takes, and whether it reads the window alone: as the model does."""
     alone, whole = "time and memory grow with L·window", "has the mask of all pairs"
@@ -816,8 +628,6 @@ def test_doctor(monkeypatch):
     assert result.exit_code == 0 and torch.__version__ in result.output
     assert all(name in result.output for name in SCHEMES) and "chunked" in result.output
     assert "not flex_attention" not in result.output and "GFLOP" not in result.output
-    monkeypatch.setenv("COLUMNS", "80")
-    assert len(CliRunner().invoke(app, ["doctor"]).output.splitlines()) <= 30  # one screen
     why = CliRunner().invoke(app, ["doctor", "--why"])
     assert "takes chunked" in why.output and "not flex_attention" in why.output and "GFLOP" in why.output
     windowed = CliRunner().invoke(app, ["doctor", "--window", "64", "--length", "2048", "--why"])

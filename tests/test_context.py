@@ -20,11 +20,6 @@ def test_matrix_is_key_minus_query(length, keys, start):
     assert context.matrix(CPU).tolist() == expected
     assert context.query_positions(CPU).tolist() == list(range(start, start + length))
     assert context.key_positions(CPU).tolist() == list(range(keys))
-
-
-@pytest.mark.parametrize("length, keys, start", CALLS)
-def test_low_and_high_are_reached(length, keys, start):
-    context = AttentionContext(length, keys, start)
     matrix = context.matrix(CPU)
     assert (context.low, context.high) == (matrix.min().item(), matrix.max().item())
     assert context.offsets(CPU).tolist() == list(range(context.low, context.high + 1))

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
-from oracles import tiny_config, tiny_model, uncompiled
+from oracles import tiny_config, uncompiled
+from test_chunked import leaves_of
 from test_formula import LargestTensor, clipped, random_tensor, turn
 from torch.nn.attention.flex_attention import create_block_mask
 
-from hf_relpos import AttentionContext, RelPosBertModel, Table, Terms, attend, explain_backend
+from hf_relpos import AttentionContext, Table, Terms, attend, explain_backend
 from hf_relpos.attention.backends import flex_attention as backend
 from hf_relpos.attention.backends.flex_attention import FlexAttention
 from hf_relpos.attention.call import AttentionCall
@@ -117,14 +118,6 @@ def make(terms, mask="none", context="plain"):
     return AttentionCall(*vectors, TERMS[terms](), CONTEXTS[context](), **MASKS[mask]())
 
 
-def leaves_of(call):
-    tables = [
-        each for field in ("query_table", "key_table", "scaled_bias", "bias") for each in getattr(call.terms, field)
-    ]
-    leaves = [call.query, call.key, call.value, *(each.rows for each in tables), *call.terms.dense]
-    return leaves if call.terms.content_bias is None else [*leaves, call.terms.content_bias]
-
-
 @warns
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("terms, mask, context", CASES, ids=["-".join(case).replace(" ", "_") for case in CASES])
@@ -132,7 +125,9 @@ def test_numbers_and_gradients_are_those_of_the_formula(terms, mask, context, mo
     """PyTorch computes gradients on the CPU, but refuses to: what it checks is left out."""
     monkeypatch.setattr(flex, "_validate_device", lambda *vectors: None)
     call = make(terms, mask, context)
-    leaves, found = [leaf.requires_grad_() for leaf in leaves_of(call)], []
+    leaves, found = [call.query, call.key, call.value, *leaves_of(call.terms)], []
+    for leaf in leaves:
+        leaf.requires_grad_()
     upstream = random_tensor(BATCH, LENGTH, HEADS, SIZE)
     for name in ("eager", "flex_attention"):
         out, _ = run_attention(name, call)
@@ -163,15 +158,6 @@ def test_query_without_keys_gets_zeros():
     call = dataclasses.replace(call, terms=dataclasses.replace(call.terms, allow=(nothing,)))
     with uncompiled():
         assert not run_attention("flex_attention", call)[0].any()
-
-
-def test_window_mask_is_made_once_for_all_layers():
-    call, made = make("all", "window"), []
-    with uncompiled():
-        for _ in range(2):
-            run_attention("flex_attention", call)
-            made.append(call.mask.cached["flex"])
-    assert made[0] is made[1]
 
 
 def test_what_it_captures_grows_with_the_length_alone():
@@ -249,13 +235,3 @@ def test_harmonic_stays_plain_attention_and_the_cpu_takes_it_by_name_alone():
         tiny_config("relative_key"), 2, 600
     )
     assert not FlexAttention().unsupported(dataclasses.replace(make("all"), by_name=True))
-
-
-@pytest.mark.slow
-def test_training_with_dropout_is_refused():
-    model = tiny_model(RelPosBertModel, "relative_key", attn_implementation="flex_attention").train()
-    model.config.attention_probs_dropout_prob = 0.1
-    for layer in model.encoder.layer:
-        layer.attention.self.dropout.p = 0.1
-    with pytest.raises(ValueError, match="it has no dropout"):
-        model(torch.randint(1, 50, (1, 5)))

@@ -32,10 +32,6 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05}  #
 PRECISIONS = {"float32": None, "bfloat16": 0.05, "int8": 0.05}
 
 
-# of the three batches that a stock model is given: rows and length
-SIZES = st.lists(st.tuples(st.integers(1, 3), st.integers(2, 40)), min_size=3, max_size=3)
-
-
 def compiled(data, model, compiler):
     """The model, compiled for sizes that vary, for those of each call, or as PyTorch decides."""
     torch._dynamo.reset()

@@ -170,37 +170,6 @@ print(resident() - before)
 """
 
 
-FIRST_FORWARD = """
-import os, threading, torch
-before, threads = dict(os.environ), torch.get_num_threads()
-from hf_relpos import RelPosBertConfig, RelPosBertModel
-from hf_relpos.attention import cpu_gemm
-sizes = dict(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=48, vocab_size=50)
-model = RelPosBertModel(RelPosBertConfig(**sizes, position_embedding_type="t5", max_position_embeddings=2048)).eval()
-with torch.no_grad():
-    model(torch.ones(2, 2048, dtype=torch.long))
-seen, done = set(), threading.Event()
-def watch():
-    while not done.is_set():
-        seen.add(torch.get_num_threads())
-watcher = threading.Thread(target=watch)
-watcher.start()
-for library in (cpu_gemm.linear_library, cpu_gemm.bmm_library):
-    library.cache_clear(), library()
-done.set(), watcher.join()
-assert seen | {torch.get_num_threads()} == {threads}, seen
-assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
-"""
-
-
-@pytest.mark.slow
-def test_a_first_forward_leaves_the_process_as_it_was():
-    """Neither its environment nor its threads are changed, nor by the measurement."""
-    settings = {name for names in cpu_gemm.CACHE_SETTINGS for name in names}
-    variables = {name: value for name, value in os.environ.items() if name not in settings | {"OMP_NUM_THREADS"}}
-    subprocess.run([sys.executable, "-c", FIRST_FORWARD], env=variables, check=True)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident size from /proc")
 def test_memory_does_not_grow_with_the_number_of_shapes():

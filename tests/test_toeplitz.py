@@ -9,7 +9,7 @@ from test_formula import ALL, COMBINATIONS, clipped, combination_id, random_term
 
 from hf_relpos import AttentionContext, Table, Terms
 from hf_relpos.attention.call import AttentionCall, SharedTerms, toeplitz_of
-from hf_relpos.attention.formula import position_scores, position_values, toeplitz_table
+from hf_relpos.attention.formula import position_scores, position_values
 from hf_relpos.attention.toeplitz import to_toeplitz, toeplitz_unsupported
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
@@ -101,15 +101,6 @@ def test_unsupported():
     assert reasons == ["c depends on another relation than the offset"]
 
 
-def test_allowed_offsets_must_all_agree():
-    left, near = (
-        Table(torch.tensor([[True, True, False]]), lambda r: r.sign() + 1),
-        Table(torch.tensor([[False, True]]), lambda r: (r.abs() <= 2).long()),
-    )
-    form = to_toeplitz(Terms(allow=(left, near)), AttentionContext(4, 4), torch.zeros(1, 1, 4, 1))
-    assert form.allow.tolist() == [[False, True, True, True, False, False, False]]
-
-
 @pytest.mark.parametrize("max_distance, length, tails", [(2, 6, (4, 4)), (5, 6, (1, 1)), (9, 4, (1, 1))])
 def test_tails_are_those_of_the_map(max_distance, length, tails):
     rows = torch.zeros(1, 2 * max_distance + 1, SIZE)  # all equal, and yet only the clipped ones are one row
@@ -127,13 +118,6 @@ def test_tails_are_those_of_the_map(max_distance, length, tails):
     assert form.query_table.clamped == tails
 
 
-def test_tables_of_that_form_are_not_copied():
-    context = AttentionContext(4, 4)
-    rows = torch.randn(1, 7, SIZE)
-    form = to_toeplitz(Terms(value_table=(toeplitz_table(rows, context),)), context, torch.zeros(1, 1, 4, SIZE))
-    assert form.value_table.rows.data_ptr() == rows.data_ptr()
-
-
 def test_gradients_reach_the_tables():
     """Through clipping, sums and the scale, those of the formula."""
     terms, _ = random_terms(ALL, shared=False, tables=2)
@@ -146,12 +130,6 @@ def test_gradients_reach_the_tables():
     )
     expected = torch.autograd.grad((position_scores(query, key, terms, context) * weights).sum(), rows)
     assert all((one - other).abs().max() <= 1e-12 for one, other in zip(got, expected, strict=True))
-
-
-def test_scale_is_the_schemes():
-    query = torch.randn(1, 1, 3, 16)
-    assert to_toeplitz(Terms(), AttentionContext(3, 3), query).scale == 0.25
-    assert to_toeplitz(Terms(scale=1.0), AttentionContext(3, 3), query).scale == 1.0
 
 
 def test_terms_that_layers_share_follow_the_dtype_of_a_call():

@@ -2,17 +2,23 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    """Move a tensor or a tuple of them to a device; return anything else as it is."""
+def moved(value: Any, device: torch.device | str | int) -> Any:
+    """Move a tensor, a tuple, or the fields of a dataclass to a device; return anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    return tuple(_moved(each, device) for each in value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(moved(each, device) for each in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(
+        value, **{each.name: moved(getattr(value, each.name), device) for each in dataclasses.fields(value)}
+    )
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,8 @@ class AttentionContext:
 
     def to(self, device: torch.device | str | int) -> "AttentionContext":
         """Return a copy on another device. accelerate asks for it if a layer is not on the device of the input."""
-        device = torch.device(device)
-        moved = {field.name: _moved(getattr(self, field.name), device) for field in dataclasses.fields(self)}
-        return AttentionContext(**{**moved, "device": device})
+        on_device: AttentionContext = replace(moved(self, device), device=torch.device(device))
+        return on_device
 
     @property
     def low(self) -> int:

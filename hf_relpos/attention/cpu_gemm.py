@@ -23,7 +23,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ def linear_library() -> Library:
     exact = rows[:16].double() @ weight.double().t() + bias.double()
     fast = (lambda: onednn_linear(rows, weight, bias)) if has_onednn_linear() else None
     found = _compare(lambda: nn.functional.linear(rows, weight, bias), fast, exact, 2 * 128 * 768 * 1536)
-    return found if _setting() != "0" else _forbidden(found)
+    return replace(found, allowed=_setting() != "0")
 
 
 @functools.cache
@@ -148,11 +148,7 @@ def bmm_library() -> Library:
 
     work = 2 * 6 * 128 * 128 * 64
     found = _compare(lambda: torch.bmm(left, right.transpose(1, 2)), fast if onednn_matmul() else None, exact, work)
-    return found if _setting() == "1" else _forbidden(found)
-
-
-def _forbidden(found: Library) -> Library:
-    return Library(found.torch_rate, found.onednn_rate, found.torch_error, found.onednn_error, allowed=False)
+    return replace(found, allowed=_setting() == "1")
 
 
 # Linear layers -------------------------------------------------------------------------------------------------------

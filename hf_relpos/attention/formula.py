@@ -18,7 +18,6 @@ that fall on each row before one product with V. No tensor of size L·K·d exist
 only term that takes L·K·d multiplications.
 """
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -77,6 +76,8 @@ def toeplitz_table(rows: torch.Tensor, context: AttentionContext) -> Table:
 FEW_ROWS = 64
 # The fields of `Terms` that hold tables by offset, by their letters in the formula.
 TABLE_FIELDS = {"A": "query_table", "B": "key_table", "c": "scaled_bias", "V": "value_table"}
+# All fields that are tuples of tables.
+ALL_TABLES = (*TABLE_FIELDS.values(), "bias", "gain", "allow")
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,13 @@ class Terms:
     @property
     def by_offset(self) -> bool:
         """Whether every term is a table by offset, so that terms of long rows hold for shorter ones, too."""
-        fields = (getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "dense")
-        tables = [table for value in fields if isinstance(value, tuple) for table in value]
-        if self.feature_gain is not None:
-            tables.append(self.feature_gain)
-        return not self.dense and all(table.relation is None for table in tables)
+        return not self.dense and all(table.relation is None for table in self.tables)
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, in the order of `ALL_TABLES`."""
+        tables = [table for field in ALL_TABLES for table in getattr(self, field)]
+        return tables if self.feature_gain is None else [*tables, self.feature_gain]
 
 
 def content_vectors(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .call import LazyMask
+from .context import moved
 
 
 # Ranges with fewer keys than this between them are merged, since each range is padded to this many columns.
@@ -27,15 +28,11 @@ class Block(NamedTuple):
         first: the first query.
         queries: the number of queries.
         key_ranges: (first key, count) of each range, in ascending order.
-        is_far: whether the queries are global tokens with keys outside of their window.
-        global_keys: the global tokens among the keys, in ascending order; empty for far queries.
     """
 
     first: int
     queries: int
     key_ranges: tuple[tuple[int, int], ...]
-    is_far: bool
-    global_keys: tuple[int, ...]
 
 
 class _Extents(NamedTuple):
@@ -139,33 +136,12 @@ class SlidingWindowMask(LazyMask):
         if device == self.device:
             return self
         if device not in self._elsewhere:
-            self._elsewhere[device] = self._on(device)
+            self._elsewhere[device] = replace(moved(self, device), device=device)
         return self._elsewhere[device]
 
     @functools.cached_property
     def _elsewhere(self) -> dict[torch.device, "SlidingWindowMask"]:
         return {}
-
-    def _on(self, device: torch.device) -> "SlidingWindowMask":
-
-        def moved(vector: torch.Tensor | None) -> torch.Tensor | None:
-            return None if vector is None else vector.to(device)
-
-        return replace(
-            self,
-            device=device,
-            positions=moved(self.positions),
-            documents=moved(self.documents),
-            index_in_document=moved(self.index_in_document),
-            is_token=moved(self.is_token),
-        )
-
-    @property
-    def offsets(self) -> tuple[int, int] | None:
-        """First and last offset within the window, key minus query; None if distances are not those of indices."""
-        if self.positions is not None:
-            return None
-        return -self.window, 0 if self.is_causal else self.window
 
     @functools.cached_property
     def cached(self) -> dict[Any, Any]:
@@ -208,7 +184,7 @@ class SlidingWindowMask(LazyMask):
         ranges = [torch.arange(begin, begin + count, device=self.device) for begin, count in block.key_ranges]
         return torch.cat(ranges)
 
-    def blocks(self, rows: slice, size: int, length: int | None = None) -> list[Block]:
+    def blocks(self, rows: slice, size: int) -> list[Block]:
         """Return blocks of queries with the keys that any query sees in some rows of the batch.
 
         This reads the vectors, so that the CPU must wait for a device. Call it once for all layers.
@@ -216,10 +192,8 @@ class SlidingWindowMask(LazyMask):
         Args:
             size: the largest number of queries in a block. Blocks of queries that see all keys have fewer, so that
                 they have no more pairs.
-            length: how many queries to cover, from the first one on; None means all.
         """
-        extents = self._extents(rows)
-        length = self.query_length if length is None else length
+        extents, length = self._extents(rows), self.query_length
         most = max(1, size * (size + 2 * self.window) // self.key_length)
         blocks, first = [], 0
         while first < length:
@@ -239,10 +213,10 @@ class SlidingWindowMask(LazyMask):
         low = left if far else min(extents.low[first:end])
         high = right if far else max(extents.high[first:end])
         spans = [[low, high + 1]] if low <= high else []
-        global_keys = () if far else tuple(key for key in extents.keys if left <= key <= right)
-        spans += [[key, key + 1] for key in global_keys if not low <= key <= high]
+        if not far:
+            spans += [[key, key + 1] for key in extents.keys if left <= key <= right and not low <= key <= high]
         spans = sorted(spans) or [[min(max(left, 0), right) if right >= 0 else 0] * 2]
-        return Block(first, end - first, merged(spans), far, global_keys)
+        return Block(first, end - first, merged(spans))
 
     def _extents(self, rows: slice) -> _Extents:
         positions, documents, index, is_token = (

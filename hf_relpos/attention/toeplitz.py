@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .context import AttentionContext
-from .formula import Table, Terms, content_scale, total_of
+from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
 from .tracing import is_traced, may_read
 
 
@@ -89,14 +89,8 @@ class ToeplitzTerms:
 def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
     """Return the reasons why these terms have no Toeplitz form. The list is empty if they have one."""
     reasons = []
-    tables = {
-        "A": terms.query_table,
-        "B": terms.key_table,
-        "c": terms.scaled_bias,
-        "c'": terms.bias,
-        "V": terms.value_table,
-        "allow": terms.allow,
-    }
+    tables = {letter: getattr(terms, field) for letter, field in TABLE_FIELDS.items()}
+    tables |= {"c'": terms.bias, "allow": terms.allow}
     for letter, group in tables.items():
         if any(table.relation is not None for table in group):
             reasons.append(f"{letter} depends on another relation than the offset")
@@ -140,20 +134,16 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor, by
     ).to(dtype)
 
 
-def _is_by_row(tables: tuple[Table, ...], offsets: int) -> bool:
-    """Whether there is exactly one table, and it has fewer rows than there are offsets."""
-    return len(tables) == 1 and tables[0].rows.shape[1] < offsets
-
-
 def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offsets: torch.Tensor) -> ToeplitzTerms:
     """`to_toeplitz`, but tables that are read by row keep their rows, multiplied by the scale."""
     scale = content_scale(query, terms)
-    read_by_row = [name for name in ("query_table", "key_table") if _is_by_row(getattr(terms, name), len(offsets))]
     found: dict[str, Any] = {}
-    for name in read_by_row:
-        (table,) = getattr(terms, name)
-        found[name] = OffsetTable(_precise(table.rows, scale).to(query.dtype), table.row_of(offsets).int())
-    others: dict[str, Any] = dict.fromkeys(read_by_row, ())
+    for name in ("query_table", "key_table"):
+        tables = getattr(terms, name)
+        if len(tables) == 1 and tables[0].rows.shape[1] < len(offsets):
+            rows = _precise(tables[0].rows, scale).to(query.dtype)
+            found[name] = OffsetTable(rows, tables[0].row_of(offsets).int())
+    others: dict[str, Any] = dict.fromkeys(found, ())
     return replace(to_toeplitz(replace(terms, **others), context, query), **found)
 
 
@@ -180,11 +170,6 @@ def _precise(rows: torch.Tensor, factor: float) -> torch.Tensor:
     return rows if factor == 1.0 else factor * rows
 
 
-def _starts(index: torch.Tensor) -> torch.Tensor:
-    """Boolean (P,): the offsets whose row differs from that of the offset before, without the first offset."""
-    return torch.nn.functional.pad(index[1:] != index[:-1], (1, 0))
-
-
 def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float = 1.0) -> OffsetTable:
     """Return factor · the row of each offset in `offsets`, with the sizes of the clamped ends.
 
@@ -197,6 +182,6 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float
         return OffsetTable(rows if factor == 1.0 else factor * rows)  # the table has this form already
     if not readable:  # here the backward of `index_select` has no fixed order either
         return OffsetTable(_precise(rows, factor)[:, index])
-    steps = _starts(index).nonzero()
-    clamped = (int(steps[0]), index.shape[0] - int(steps[-1])) if len(steps) else (index.shape[0], 1)
+    steps = index.diff().nonzero()  # the offsets whose row differs from that of the next
+    clamped = (int(steps[0]) + 1, index.shape[0] - 1 - int(steps[-1])) if len(steps) else (index.shape[0], 1)
     return OffsetTable(_precise(rows, factor).index_select(1, index), clamped=clamped)

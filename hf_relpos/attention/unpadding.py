@@ -6,9 +6,11 @@ Attention alone needs rows: those of about the same length are computed together
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+
+from .context import moved
 
 
 # A group has rows of at least this share of the length of its longest one. Smaller groups have less padding, and more
@@ -39,11 +41,6 @@ class RowGroup:
     length: int
     positions: torch.Tensor | None
     visible: torch.Tensor | None
-
-    def to(self, device: torch.device) -> "RowGroup":
-        """The group with its tensors on a device."""
-        positions, visible = (each if each is None else each.to(device) for each in (self.positions, self.visible))
-        return replace(self, rows=self.rows.to(device), positions=positions, visible=visible)
 
     def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The part of a tensor (B, L, …) that belongs to these rows, (b, l, …); that of (1, L, …) or None as it is.
@@ -120,7 +117,8 @@ class UnpaddedBatch:
 
     def to(self, device: torch.device) -> "UnpaddedBatch":
         """The batch on a device. accelerate asks for it if a layer is not on the device of the input."""
-        return replace(self, indices=self.indices.to(device), groups=tuple(each.to(device) for each in self.groups))
+        on_device: UnpaddedBatch = moved(self, device)
+        return on_device
 
     def dim(self) -> int:
         """As of the mask (B, L) that it stands for: stock encoders ask."""

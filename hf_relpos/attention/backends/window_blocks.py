@@ -16,25 +16,15 @@ import torch
 
 from ..call import AttentionCall, Backend
 from ..context import AttentionContext
-from ..first_order import first_order_only
-from ..formula import Table, Terms
+from ..formula import ALL_TABLES, Table, Terms
 from ..sliding_window import SlidingWindowMask
-from ..tracing import is_transformed
+from ..tracing import first_order_only, is_transformed
 
 
 QUERIES = 128  # queries of a block
 # Calls with fewer keys than this many times a block's are computed whole: blocks would overlap as much.
 FEWEST = 4
 
-TABLES = (
-    "query_table",
-    "key_table",
-    "scaled_bias",
-    "bias",
-    "value_table",
-    "gain",
-    "allow",
-)  # fields of Terms that are tuples of tables
 Run = Callable[[AttentionCall], torch.Tensor]  # computes the output (B, L, H, d) of a block
 
 
@@ -141,22 +131,16 @@ class Selection(NamedTuple):
             own.index_add_(self.dim, self.entries, part.to(own.dtype))
 
 
-def _tables(terms: Terms) -> list[Table]:
-    """Return all tables, in the order of their rows among the leaves."""
-    tables = [table for name in TABLES for table in getattr(terms, name)]
-    return tables if terms.feature_gain is None else [*tables, terms.feature_gain]
-
-
 def _leaves(terms: Terms) -> list[torch.Tensor]:
     """Return every tensor of the terms that may have a gradient: all but relations."""
-    rows = [table.rows for table in _tables(terms)]
+    rows = [table.rows for table in terms.tables]
     return [*rows, *terms.dense, *([] if terms.content_bias is None else [terms.content_bias])]
 
 
 def _with_leaves(terms: Terms, tables: Sequence[Table], rest: Sequence[torch.Tensor]) -> Terms:
     """Return the terms with other tables and, after the tables in the order of `_leaves`, other tensors."""
     left = iter(tables)
-    changed: dict[str, Any] = {name: tuple(next(left) for _ in getattr(terms, name)) for name in TABLES}
+    changed: dict[str, Any] = {name: tuple(next(left) for _ in getattr(terms, name)) for name in ALL_TABLES}
     if terms.feature_gain is not None:
         changed["feature_gain"] = next(left)
     changed["dense"] = tuple(rest[: len(terms.dense)])
@@ -178,7 +162,7 @@ def _selections(call: AttentionCall, part: Part, tensors: Sequence[torch.Tensor]
     """Return what a block reads of query, key, value and `_leaves`."""
     keys, context = Selection(dim=2, entries=part.keys), _block_context(call.context, part)
     selections = [Selection(part.queries), keys, keys]
-    for table, rows in zip(_tables(call.terms), tensors[3:], strict=False):
+    for table, rows in zip(call.terms.tables, tensors[3:], strict=False):
         used = None
         if rows.shape[1] > part.mask.shape[-1]:
             used = Table(rows, table.row_of, _relation(table, part)).index(context).unique()
@@ -199,7 +183,7 @@ def _block_call(
     """Return the call of a block, given what it reads of query, key, value and `_leaves`."""
     query, key, value, *leaves = own
     tables = []
-    for table, rows, selection in zip(_tables(call.terms), leaves, selections[3:], strict=False):
+    for table, rows, selection in zip(call.terms.tables, leaves, selections[3:], strict=False):
         tables.append(Table(rows, _row_among(selection.entries, table.row_of), _relation(table, part)))
     terms = _with_leaves(call.terms, tables, leaves[len(tables) :])
     context = _block_context(call.context, part)
@@ -249,42 +233,31 @@ class _Blocks(torch.autograd.Function):
         enabled, dtype = ctx.autocast
         with torch.enable_grad(), torch.autocast(d_out.device.type, dtype=dtype, enabled=enabled):
             for number, part in enumerate(parts(call.mask)):
-                _add_gradients(call, ctx.run, part, ctx.seed + number, tensors, d_out[:, part.queries], totals)
+                selections = _selections(call, part, tensors)
+                own = [
+                    selection.of(tensor).detach().requires_grad_(needs)
+                    for selection, tensor, needs in zip(selections, tensors, needed, strict=True)
+                ]
+                with _random(call, ctx.seed + number, d_out.device):
+                    out = ctx.run(_block_call(call, part, selections, own))
+                leaves = [leaf for leaf in own if leaf.requires_grad]
+                found = iter(torch.autograd.grad(out, leaves, d_out[:, part.queries], allow_unused=True))
+                for selection, total in zip(selections, totals, strict=True):
+                    if total is None:
+                        continue
+                    gradient = next(found)
+                    if gradient is not None:
+                        selection.add(total, gradient)
         gradients = [
             None if total is None else total.to(tensor.dtype) for total, tensor in zip(totals, tensors, strict=True)
         ]
         return None, None, None, *gradients
 
 
-def _add_gradients(
-    call: AttentionCall,
-    run: Run,
-    part: Part,
-    seed: int,
-    tensors: Sequence[torch.Tensor],
-    d_out: torch.Tensor,
-    totals: Sequence[torch.Tensor | None],
-) -> None:
-    """Add the gradients of a block to the totals."""
-    selections = _selections(call, part, tensors)
-    own = [
-        selection.of(tensor).detach().requires_grad_(total is not None)
-        for selection, tensor, total in zip(selections, tensors, totals, strict=True)
-    ]
-    with _random(call, seed, d_out.device):
-        out = run(_block_call(call, part, selections, own))
-    places = [place for place, total in enumerate(totals) if total is not None]
-    found = torch.autograd.grad(out, [own[place] for place in places], d_out, allow_unused=True)
-    for place, gradient in zip(places, found, strict=True):
-        total = totals[place]
-        if gradient is not None and total is not None:
-            selections[place].add(total, gradient)
-
-
 def _without_tensors(call: AttentionCall) -> AttentionCall:
     """Return a copy without tensors. The graph saves these itself, and would otherwise hold them twice."""
     empty = call.query.new_empty(0)
-    tables = [Table(empty, table.row_of, table.relation) for table in _tables(call.terms)]
+    tables = [Table(empty, table.row_of, table.relation) for table in call.terms.tables]
     terms = _with_leaves(call.terms, tables, [empty] * (len(call.terms.dense) + 1))
     return replace(call, query=empty, key=empty, value=empty, terms=terms)
 

@@ -6,17 +6,18 @@ between calls, since new pages cost as much as the arithmetic; `release_workspac
 derivative is an error; `eager` has one.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ...call import AttentionCall, toeplitz_of
 from ...cpu_gemm import bmm_library, fast_bmm, multiplies_bfloat16
-from ...first_order import first_order_only
 from ...formula import content_vectors
 from ...sliding_window import SlidingWindowMask
 from ...toeplitz import ToeplitzTerms, toeplitz_unsupported
-from .chunks import ChunkedCall, groups, schedule
+from ...tracing import first_order_only
+from .chunks import ChunkedCall, QueryChunk, groups, schedule
 from .products import Gradients, HeadGroup, Inputs
 from .relative_shift import padded
 
@@ -88,16 +89,8 @@ def _is_readable(call: AttentionCall) -> bool:
     mask = call.mask
     if mask is None or isinstance(mask, SlidingWindowMask):
         return True
-    batch, heads, length, _ = call.query.shape
-    return (
-        isinstance(mask, torch.Tensor)
-        and mask.dtype == torch.bool
-        and mask.dim() == 4
-        and mask.shape[0] in (1, batch)
-        and mask.shape[1] in (1, heads)
-        and mask.shape[2] in (1, length)
-        and mask.shape[3] == call.key.shape[2]
-    )
+    is_boolean = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+    return is_boolean and mask.dim() == 4 and mask.shape[3] == call.key.shape[2]
 
 
 def chunked_attention(
@@ -149,6 +142,16 @@ def chunked_attention(
     return out.to(dtype)
 
 
+def _groups(call: ChunkedCall, inputs: Inputs) -> Iterator[tuple[HeadGroup, list[QueryChunk]]]:
+    """Yield groups of rows and heads, and their chunks."""
+    (batch, heads, length, _), keys = inputs.content.shape, inputs.key.shape[2]
+    row_groups, head_groups = groups(call, batch, heads, length, keys)
+    for rows in row_groups:
+        chunks = schedule(call, rows, length, keys)
+        for group_heads in head_groups:
+            yield HeadGroup(call, rows, group_heads, inputs), chunks
+
+
 class _Chunked(torch.autograd.Function):
     """`chunked_attention`."""
 
@@ -167,21 +170,16 @@ class _Chunked(torch.autograd.Function):
         call: ChunkedCall,
     ) -> torch.Tensor:
         batch, heads, length, _ = content.shape
-        keys = key.shape[2]
         inputs = Inputs(content, query, key, value, A, B, c, V, dense)
         out = content.new_empty(batch, length, heads, value.shape[3])
         generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
-        is_short = batch * heads * length * keys * content.element_size() <= KEPT
+        is_short = batch * heads * length * key.shape[2] * content.element_size() <= KEPT
         kept: list[torch.Tensor] | None = [] if is_short and call.has_backward and any(ctx.needs_input_grad) else None
         with torch.autocast("cpu", enabled=False), fast_bmm(content):
-            row_groups, head_groups = groups(call, batch, heads, length, keys)
-            for rows in row_groups:
-                chunks = schedule(call, rows, length, keys)
-                for group_heads in head_groups:
-                    group = HeadGroup(call, rows, group_heads, inputs)
-                    for chunk in chunks:
-                        into = out[rows, chunk.first : chunk.first + chunk.rows, group_heads]
-                        into.copy_(group.forward(chunk, generator, kept))
+            for group, chunks in _groups(call, inputs):
+                for chunk in chunks:
+                    into = out[group.rows, chunk.first : chunk.first + chunk.rows, group.heads]
+                    into.copy_(group.forward(chunk, generator, kept))
         ctx.save_for_backward(*inputs, *(kept or ()))
         ctx.same, ctx.call = query is content, call
         return out
@@ -193,21 +191,15 @@ class _Chunked(torch.autograd.Function):
         inputs, kept = Inputs(*saved[: len(Inputs._fields)]), iter(saved[len(Inputs._fields) :])
         if ctx.same:
             inputs = inputs._replace(query=inputs.content)
-        content, key = inputs.content, inputs.key
-        batch, heads, length, _ = content.shape
-        keys = key.shape[2]
+        keys = inputs.key.shape[2]
         total = Gradients(inputs, ctx.needs_input_grad[8])
-        d_key, d_value = torch.empty_like(key), torch.empty_like(inputs.value)
+        d_key, d_value = torch.empty_like(inputs.key), torch.empty_like(inputs.value)
         generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
-        with torch.autocast("cpu", enabled=False), fast_bmm(content):
-            row_groups, head_groups = groups(call, batch, heads, length, keys)
-            for rows in row_groups:
-                chunks = schedule(call, rows, length, keys)
-                for group_heads in head_groups:
-                    group = HeadGroup(call, rows, group_heads, inputs)
-                    total.start_group(group)
-                    for chunk in chunks:
-                        group.backward(chunk, generator, d_out.transpose(1, 2), total, next(kept, None))
-                    d_key[rows, group_heads] = group.by_row(total.key)[:, :, :keys]
-                    d_value[rows, group_heads] = group.by_row(total.value)[:, :, :keys]
+        with torch.autocast("cpu", enabled=False), fast_bmm(inputs.content):
+            for group, chunks in _groups(call, inputs):
+                total.start_group(group)
+                for chunk in chunks:
+                    group.backward(chunk, generator, d_out.transpose(1, 2), total, next(kept, None))
+                d_key[group.rows, group.heads] = group.by_row(total.key)[:, :, :keys]
+                d_value[group.rows, group.heads] = group.by_row(total.value)[:, :, :keys]
         return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None

@@ -5,13 +5,15 @@ its queries sees. The queries of a chunk are in reverse order. Counted so, query
 table by offset (`relative_shift.py`).
 """
 
+import functools
+import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from ...sliding_window import Block, SlidingWindowMask, merged
+from ...sliding_window import Block, SlidingWindowMask
 from ...toeplitz import ToeplitzTerms
 
 
@@ -136,65 +138,31 @@ class QueryChunk:
         first: the first query.
         rows: m.
         key_ranges: (first key, number of keys n) of every range.
-        begins: the first column of each range in the buffer of scores.
-        width: the width of that buffer. Each range has n columns, padded to a multiple of ALIGNED unless `is_packed`.
         is_masked: whether the mask may hide any pair.
         has_empty_rows: whether some query may see no key at all.
         hidden: under a window, for every range, some of its columns and which pairs in these are hidden, last query
             first, boolean (1 or r, 1, m, c); else None.
-        window: the columns within the window, if the terms of the first range are computed by offset in a separate
-            buffer; else None. Column x of it belongs to the offset from query 0, the last one, to key x of the range.
-            For query i, key x is in column i + x. `hidden` of this range refers to columns of that buffer.
     """
 
     first: int
     rows: int
-    key_ranges: tuple[tuple[int, int], ...]
-    begins: tuple[int, ...]
-    width: int
-    is_masked: bool
-    has_empty_rows: bool
-    hidden: tuple[tuple[tuple[slice, torch.Tensor], ...], ...] | None = None
-    window: slice | None = None
+    key_ranges: Sequence[tuple[int, int]]
+    is_masked: bool = False
+    has_empty_rows: bool = False
+    hidden: Sequence[Sequence[tuple[slice, torch.Tensor]]] | None = None
 
-    def is_by_offset(self, index: int) -> bool:
-        """Whether the terms of a range are computed by offset."""
-        return self.window is not None and index == 0
+    @functools.cached_property
+    def begins(self) -> list[int]:
+        """The first column of each range in the buffer of scores, and the width of that buffer.
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether the ranges outside of the window lie in the columns up to the next multiple of ALIGNED, or two.
-
-        One product with consecutive keys then covers all columns, which form a contiguous matrix.
+        Each range has n columns, padded to a multiple of ALIGNED.
         """
-        return self.window is not None and _is_packed(self.key_ranges)
+        return [0, *itertools.accumulate(rounded_up(count) for _, count in self.key_ranges)]
 
     @property
-    def offset_columns(self) -> int:
-        """The number of columns that the first range has by offset, a multiple of ALIGNED."""
-        return rounded_up(self.key_ranges[0][1] + self.rows - 1)
-
-
-def _is_packed(key_ranges: Sequence[tuple[int, int]]) -> bool:
-    return sum(count for _, count in key_ranges[1:]) <= ALIGNED
-
-
-def query_chunk(
-    first: int,
-    rows: int,
-    key_ranges: Sequence[tuple[int, int]],
-    is_masked: bool,
-    has_empty_rows: bool,
-    window: slice | None = None,
-) -> QueryChunk:
-    """Make a chunk of the `rows` queries from `first` on, with its layout in the buffer."""
-    begins, width = [], 0
-    ranges = tuple(key_ranges)
-    is_packed = window is not None and _is_packed(ranges)
-    for _, count in ranges:
-        begins.append(width)
-        width += count if is_packed else rounded_up(count)
-    return QueryChunk(first, rows, ranges, tuple(begins), rounded_up(width), is_masked, has_empty_rows, window=window)
+    def width(self) -> int:
+        """The width of the buffer of scores."""
+        return self.begins[-1]
 
 
 def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
@@ -212,7 +180,7 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
 def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[QueryChunk]:
     """Return the chunks of some rows of the batch. They leave out keys that no query of a chunk sees."""
     if call.window_mask is not None:
-        return _schedule_of_window(call.window_mask, rows, queries_per_chunk(call, keys), length)
+        return _schedule_of_window(call.window_mask, rows)
     mask = call.tensor_mask
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
@@ -222,7 +190,7 @@ def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[Que
         count = min(size, length - first)
         if mask is None:
             end = min(keys, call.start + first + count) if call.causal else keys
-            chunks.append(query_chunk(first, count, [(0, end)], False, False))
+            chunks.append(QueryChunk(first, count, [(0, end)]))
             continue
         visible = mask[:, :1] if constant else mask[:, first : first + count]
         has_empty_rows = not bool(visible.any(-1).all())
@@ -230,78 +198,29 @@ def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[Que
         is_masked = has_empty_rows or not all(
             bool(visible[..., begin : begin + number].all()) for begin, number in key_ranges
         )
-        chunks.append(query_chunk(first, count, key_ranges, is_masked, has_empty_rows))
+        chunks.append(QueryChunk(first, count, key_ranges, is_masked, has_empty_rows))
     return chunks
 
 
-def _schedule_of_window(mask: SlidingWindowMask, rows: slice, size: int, length: int) -> list[QueryChunk]:
+def _schedule_of_window(mask: SlidingWindowMask, rows: slice) -> list[QueryChunk]:
     """`schedule` under a window. The result depends on the mask only, and is computed once for all layers."""
-    key = ("chunks", rows.start, rows.stop, size, length)
+    key = ("chunks", rows.start, rows.stop)
     if key not in mask.cached:
-        mask.cached[key] = [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, size, length)]
+        mask.cached[key] = [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, WINDOWED)]
     chunks: list[QueryChunk] = mask.cached[key]
     return chunks
 
 
 def _chunk_of_window(mask: SlidingWindowMask, rows: slice, block: Block) -> QueryChunk:
-    chunk = None if block.is_far else _chunk_by_offset(mask, rows, block)
-    if chunk is not None:
-        return chunk
     queries = slice(block.first, block.first + block.queries)
     hidden = ~mask.visible(queries, mask.keys_of(block), rows).flip(2)
     parts = hidden.split([count for _, count in block.key_ranges], dim=-1)
-    chunk = query_chunk(block.first, block.queries, block.key_ranges, True, bool(hidden.all(-1).any()))
-    return replace(chunk, hidden=tuple(_pieces(part) for part in parts))
+    has_empty_rows = bool(hidden.all(-1).any())
+    pieces = [_pieces(part) for part in parts]
+    return QueryChunk(block.first, block.queries, block.key_ranges, True, has_empty_rows, pieces)
 
 
-def _chunk_by_offset(mask: SlidingWindowMask, rows: slice, block: Block) -> QueryChunk | None:
-    """Make a chunk with the window by offset, and with ranges for global tokens that queries see outside of it.
-
-    The result is None if offsets are not differences of indices, or if no query sees a key in its window.
-    """
-    if mask.offsets is None:
-        return None
-    low, high = mask.offsets
-    first, count = mask.start + block.first, block.queries
-    last, queries = first + count - 1, slice(block.first, block.first + count)
-    (left, _), (right, most) = block.key_ranges[0], block.key_ranges[-1]
-    begin, end = max(first + low, left), min(last + high + 1, right + most)
-    if begin >= end:
-        return None
-
-    # the window: a rectangle of columns; only pairs that are hidden for other reasons must be stored
-    keys, device = end - begin, mask.device
-    window = slice(max(low - (begin - last), 0), min(high - (begin - last) + 1, keys + count - 1))
-    seen = torch.zeros(rows.stop - rows.start, 1, count, keys + count, dtype=torch.bool, device=device)
-    step = keys + count
-    pairs = seen.as_strided((seen.shape[0], 1, count, keys), (count * step, 0, step + 1, 1))
-    pairs.copy_(mask.visible(queries, torch.arange(begin, end, device=device), rows).flip(2))
-    hidden = ~seen[..., window]
-    if bool((hidden == hidden[:1]).all()):
-        hidden = hidden[:1]
-    pieces = [tuple((shifted(each, window.start), pairs) for each, pairs in _pieces(hidden))]
-
-    # global tokens, without those that all queries have in their window
-    beside = [key for key in block.global_keys if not last + low <= key <= first + high]
-    ranges, is_empty = [(begin, keys)], hidden.all(-1)
-    for key, number in merged([(key, key + 1) for key in beside]) if beside else ():
-        indices = torch.arange(key, key + number, device=device)
-        offset = indices - torch.arange(first, last + 1, device=device)[:, None]
-        far = mask.visible(queries, indices, rows) & ~((offset >= low) & (offset <= high))
-        if bool(far.any()):
-            ranges.append((key, number))
-            pieces.append(_pieces(~far.flip(2)))
-            is_empty = is_empty & ~far.flip(2).any(-1)
-    chunk = query_chunk(block.first, count, ranges, any(pieces), bool(is_empty.any()), window)
-    return replace(chunk, hidden=tuple(pieces))
-
-
-def shifted(columns: slice, by: int) -> slice:
-    """Shift a slice of columns to the right."""
-    return slice(columns.start + by, columns.stop + by)
-
-
-def _pieces(hidden: torch.Tensor) -> tuple[tuple[slice, torch.Tensor], ...]:
+def _pieces(hidden: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
     """Return the columns of (r, 1, m, n) in which anything is hidden, and what is hidden there."""
     columns = [slice(begin, begin + count) for begin, count in runs_of(hidden.flatten(0, 2).any(0), ALIGNED)]
-    return tuple((each, hidden[..., each].clone()) for each in columns)
+    return [(each, hidden[..., each].clone()) for each in columns]

@@ -4,11 +4,6 @@ The scores are one dense buffer. Products by offset (`relative_shift.py`) are wr
 the content product is added in place. The columns of each range of keys are padded to a multiple of ALIGNED. Padding
 columns are −inf, so that one softmax over the whole buffer is the softmax of every row, with zeros there.
 
-Under a window, products are computed only for the offsets within it: one matrix for all queries of a chunk. The
-columns on both sides of it (`QueryChunk.window`) are −inf, or the lowest finite number if a query sees nothing. Copied
-to the scores pair by pair, the matrix is also the mask of the window. The content product is added to that copy, since
-libraries write products to a view with shifted rows at half their speed.
-
 The backward computes the chunk's probabilities again, unless they were kept. It writes the gradients of the scores
 through the same views.
 """
@@ -44,15 +39,11 @@ class Range(NamedTuple):
     Attributes:
         pairs: the columns of the pairs, (g, m, n).
         columns: all columns of the range with its padding, (g, m, c).
-        factors: the columns that are multiplied with vectors: the pairs and the columns after them, as many as
-            `keys`. For the first range of a packed chunk they are all columns of the buffer. The columns of the other
-            ranges must then be zero (`alone`).
-        keys: the keys of the factors; there may be fewer keys than that (`vectors_at`).
+        keys: the keys of all these columns.
     """
 
     pairs: torch.Tensor
     columns: torch.Tensor
-    factors: torch.Tensor
     keys: slice
 
 
@@ -111,25 +102,10 @@ class HeadGroup:
         return vectors.permute(2, 0, 1, 3).reshape(self.count, vectors.shape[1], vectors.shape[3])
 
     def padded(self, keys: torch.Tensor) -> torch.Tensor:
-        """Convert keys or values (h, r, K, d) to (g, N, d), with zeros up to the last column of any chunk.
-
-        Under a window there are no zeros: all keys would be copied for a few chunks.
-        """
-        missing = rounded_up(self.keys) - self.keys if self.call.tensor_mask is None else ALIGNED - 1
-        keys = pad(keys, (0, 0, 0, missing)) if missing and self.call.window_mask is None else keys
+        """Convert keys or values (h, r, K, d) to (g, N, d), with zeros up to the last column of any chunk."""
+        missing = rounded_up(self.keys) - self.keys if self.call.mask is None else ALIGNED - 1
+        keys = pad(keys, (0, 0, 0, missing)) if missing else keys
         return keys.reshape(self.count, keys.shape[2], -1)
-
-    def vectors_at(self, vectors: torch.Tensor, keys: slice) -> torch.Tensor:
-        """Return some of the keys or values, (g, n, d), with zeros after the last one."""
-        own = vectors[:, keys]
-        missing = keys.stop - keys.start - own.shape[1]
-        return pad(own, (0, 0, 0, missing)) if missing else own
-
-    @staticmethod
-    def alone(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> None:
-        """In a packed chunk, set the factors of the first range to zero outside of its pairs. Take that range last."""
-        if chunk.is_packed and index == 0:
-            buffer[:, :, chunk.key_ranges[0][1] :] = 0.0
 
     def first_row(self, chunk: QueryChunk, index: int) -> int:
         """Return the row of the tables for the last query, i' = 0, and the first key of a range."""
@@ -144,39 +120,21 @@ class HeadGroup:
         """Return the chunk's rows, last first, contiguous, (r, m, h, d), of vectors by position (r, L, h, d)."""
         return vectors[:, chunk.first : chunk.first + chunk.rows].flip(1)
 
-    def workspace(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a buffer of that shape, in the dtype of the keys unless another is given."""
-        return workspace(name, shape, self.key.dtype if dtype is None else dtype)
-
     def buffer(self, name: str, chunk: QueryChunk) -> torch.Tensor:
         """Return a buffer for all columns of a chunk, (g, m, N)."""
-        return self.workspace(name, (self.count, chunk.rows, chunk.width))
+        return workspace(name, (self.count, chunk.rows, chunk.width), self.key.dtype)
 
     @staticmethod
     def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
         """Return a range of keys in a buffer, (g, m, N)."""
-        (begin, count), at = chunk.key_ranges[index], chunk.begins[index]
-        if chunk.is_packed:  # the product with the first range fills the buffer; the other ranges are written after it
-            own = buffer[:, :, at : at + count]
-            ends = [*chunk.begins[1:], chunk.width]
-            factors, width = (own, count) if index else (buffer, chunk.width)
-            return Range(own, buffer[:, :, at : ends[index]], factors, slice(begin, begin + width))
-        width = rounded_up(count)
-        columns = buffer[:, :, at : at + width]
-        return Range(buffer[:, :, at : at + count], columns, columns, slice(begin, begin + width))
+        (begin, count), at, end = chunk.key_ranges[index], chunk.begins[index], chunk.begins[index + 1]
+        return Range(buffer[:, :, at : at + count], buffer[:, :, at:end], slice(begin, begin + end - at))
 
     # Masks: pairs that are hidden, and the value that their scores get -----------------------------------------------
 
     def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
         """Set the scores of pairs that the mask hides to a value."""
         if not chunk.is_masked:
-            return
-        if chunk.is_by_offset(index):
-            by_offset, by_pair = self.window_buffer(chunk)
-            by_pair.copy_(part.pairs)
-            self.hide_beyond(by_offset, chunk, value)
-            self.hide_in_window(by_offset.unflatten(0, self.grid), chunk, value)
-            part.pairs.copy_(by_pair)
             return
         if chunk.hidden is not None:
             by_head = part.columns.unflatten(0, self.grid)
@@ -189,17 +147,6 @@ class HeadGroup:
         constant = mask.shape[2] == 1 or mask.stride(2) == 0
         by_head.masked_fill_(~(mask[:, :, :1] if constant else self.rows_of(mask, chunk)), value)
 
-    def future(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the columns of `scores` with keys later than some query, and which pairs are; or None."""
-        begin, count = chunk.key_ranges[index]
-        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
-        if not self.call.causal or own + 1 >= count:
-            return None
-        from_column = max(own, 0)
-        column = torch.arange(from_column - own, count - own, device=scores.device)
-        pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=scores.device)[:, None]
-        return scores[:, :, from_column:], pairs
-
     def by_pair(self, scalars: torch.Tensor, chunk: QueryChunk, index: int) -> torch.Tensor:
         """View scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n), with overlapping rows."""
         scalars, first = scalars.contiguous(), self.first_row(chunk, index)
@@ -209,80 +156,15 @@ class HeadGroup:
     def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
         """Set the scores of pairs that the mask, causality or the scheme hide to a value."""
         self.hide_masked(part, chunk, index, value)
-        self.hide_by_offset(part, chunk, index, value)
-
-    def hide_by_offset(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
-        """Set the scores of pairs that causality or the scheme hide to a value."""
-        future = self.future(part.pairs, chunk, index)
-        if future is not None:
-            future[0].masked_fill_(future[1], value)
+        begin, count = chunk.key_ranges[index]
+        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
+        if self.call.causal and own + 1 < count:
+            from_column = max(own, 0)
+            column = torch.arange(from_column - own, count - own, device=part.pairs.device)
+            pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=part.pairs.device)[:, None]
+            part.pairs[:, :, from_column:].masked_fill_(pairs, value)
         if self.allow is not None:
             part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
-
-    # A range with a window -------------------------------------------------------------------------------------------
-
-    def window_buffer(self, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a buffer by offset, (g, m, W), and its view by pair, (g, m, n)."""
-        by_offset = self.workspace("window", (self.count, chunk.rows, chunk.offset_columns))
-        return by_offset, self.pairs_of(by_offset, chunk)
-
-    @staticmethod
-    def pairs_of(by_offset: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
-        """View a contiguous buffer by offset, (g, m, W), by pair, (g, m, n): with rows of W + 1 numbers."""
-        groups, rows, width = by_offset.shape
-        shape = (groups, rows, chunk.key_ranges[0][1])
-        return by_offset.as_strided(shape, (rows * width, width + 1, 1), by_offset.storage_offset())
-
-    def window_of(self, scores: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
-        """Convert scores by pair, (g, m, n), to scores by offset, (g, m, W), with zeros if the window has no pair."""
-        by_offset, by_pair = self.window_buffer(chunk)
-        assert chunk.window is not None
-        if chunk.window.start < chunk.rows - 1 or chunk.window.stop > scores.shape[2]:  # cut off at an end of the text
-            by_offset.zero_()
-        by_pair.copy_(scores)
-        return by_offset
-
-    @staticmethod
-    def hide_beyond(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
-        """Set pairs outside of the window, (g, m, W), to a value."""
-        assert chunk.window is not None
-        by_offset[:, :, : chunk.window.start] = value
-        by_offset[:, :, chunk.window.stop :] = value
-
-    @staticmethod
-    def hide_in_window(by_offset: torch.Tensor, chunk: QueryChunk, value: float) -> None:
-        """Set pairs within the window, (h, r, m, W), that the mask hides otherwise to a value."""
-        assert chunk.hidden is not None
-        for columns, hidden in chunk.hidden[0]:
-            by_offset[..., columns].masked_fill_(hidden.transpose(0, 1), value)
-
-    def start_window(self, scores: torch.Tensor, chunk: QueryChunk, query: torch.Tensor) -> None:
-        """Set scores (g, m, n) to q · A + c in the window, and to −inf elsewhere.
-
-        Args:
-            query: q̂, the chunk's queries as matrices, (g, m, d).
-        """
-        window, first = chunk.window, self.first_row(chunk, 0)
-        assert window is not None and chunk.hidden is not None
-        (heads, rows), width = self.grid, chunk.offset_columns
-        if self.A is None:  # make only as many matrices as differ
-            heads = 1 if self.c is None else self.c.shape[0]
-            rows = max([len(hidden) for _, hidden in chunk.hidden[0]], default=1)
-        by_offset = self.workspace("window", (heads * rows, chunk.rows, width))
-        if self.A is not None:
-            self.A.write_columns(by_offset, window, query, first)
-        by_head = by_offset.unflatten(0, (heads, rows))
-        if self.c is not None:
-            by_column = self.c[:, None, None, first + window.start : first + window.stop]
-            into = by_head[..., window]
-            into.copy_(by_column) if self.A is None else into.add_(by_column)
-        elif self.A is None:
-            by_offset[:, :, window] = 0.0
-        lowest = torch.finfo(scores.dtype).min
-        # a query that sees nothing, such as padding, averages some keys; with −inf only, it would be NaN
-        self.hide_beyond(by_offset, chunk, lowest if chunk.has_empty_rows else -torch.inf)
-        self.hide_in_window(by_head, chunk, lowest)
-        scores.unflatten(0, self.grid).copy_(self.pairs_of(by_offset, chunk).unflatten(0, (heads, rows)))
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 
@@ -298,32 +180,21 @@ class HeadGroup:
         for index in range(len(chunk.key_ranges)):
             part = self.range_of(buffer, chunk, index)
             scores, keys = part.pairs, part.keys
-            by_head, beta = scores.unflatten(0, self.grid), 1.0
-            if chunk.is_by_offset(index):
-                self.start_window(scores, chunk, content if self.query is None else self.matrices(query))
-            else:
-                if self.A is not None:
-                    self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
-                if self.c is not None:
-                    by_pair = self.by_pair(self.c, chunk, index)
-                    by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
-                beta = float(self.A is not None or self.c is not None)
-            own = self.vectors_at(self.key, keys).transpose(1, 2)
-            if chunk.is_packed and index:  # a few columns far apart; libraries would compute them matrix by matrix
-                products = torch.bmm(content, own)
-                if beta:
-                    part.factors.add_(products, alpha=self.call.terms.scale)
-                else:
-                    torch.mul(products, self.call.terms.scale, out=part.factors)
-            else:
-                part.factors.baddbmm_(content, own, beta=beta, alpha=self.call.terms.scale)
-            self.add_key_side(scores, chunk, index)
+            by_head = scores.unflatten(0, self.grid)
+            if self.A is not None:
+                self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
+            if self.c is not None:
+                by_pair = self.by_pair(self.c, chunk, index)
+                by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
+            beta = float(self.A is not None or self.c is not None)
+            part.columns.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
+            if self.B is not None:
+                begin, count = chunk.key_ranges[index]
+                by_position = self.key_by_position[:, begin : begin + count]
+                self.B.add_to(scores.transpose(1, 2), by_position, self.first_row(chunk, index))
             if self.dense is not None:
                 by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
-            lowest = torch.finfo(buffer.dtype).min
-            if not chunk.is_by_offset(index):  # by offset, `start_window` has hidden them already
-                self.hide_masked(part, chunk, index, lowest)
-            self.hide_by_offset(part, chunk, index, lowest)
+            self.hide(part, chunk, index, torch.finfo(buffer.dtype).min)
             if part.columns.shape[2] > scores.shape[2]:
                 part.columns[:, :, scores.shape[2] :] = -torch.inf
         torch.softmax(buffer, dim=-1, out=buffer)
@@ -332,37 +203,24 @@ class HeadGroup:
                 self.hide(self.range_of(buffer, chunk, index), chunk, index, 0.0)
         return buffer
 
-    def add_key_side(self, scores: torch.Tensor, chunk: QueryChunk, index: int) -> None:
-        """Add k_j · B_p to scores (g, m, n)."""
-        if self.B is not None:
-            begin, count = chunk.key_ranges[index]
-            keys = self.key_by_position[:, begin : begin + count]
-            self.B.add_to(scores.transpose(1, 2), keys, self.first_row(chunk, index))
-
-    def key_side_gradients(self, scores: torch.Tensor, chunk: QueryChunk, index: int, d_key, d_B) -> None:
-        """From the gradient of the scores (g, m, n), add to the gradients of the keys (g, N, d) and of B."""
-        if self.B is not None:
-            begin, count = chunk.key_ranges[index]
-            keys, first = self.key_by_position[:, begin : begin + count], self.first_row(chunk, index)
-            weighed = self.B.weighed(scores.transpose(1, 2), first, d_B, keys)
-            d_key[:, begin : begin + count] += self.matrices(weighed)
-
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
         """Return 1 for pairs to keep and 0 for pairs to drop, (g, m, c) for every range, drawn by the generator."""
         if generator is None:
             return []
         drawn_masks = []
-        for index, (begin, end) in enumerate(pairwise([*chunk.begins, chunk.width])):
+        for index, (begin, end) in enumerate(pairwise(chunk.begins)):
             shape = (self.count, chunk.rows, end - begin)
             total = self.count * chunk.rows * shape[2]
-            words = self.workspace("bits", (-(-total // 8),), torch.int64)
+            words = workspace("bits", (-(-total // 8),), torch.int64)
             words.random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.uint8)[:total].view(shape)
             # One byte is drawn for each weight, and for each query the multiple of 2^−8 that its bytes are compared
             # with. On average, this is the requested multiple of 2^−16.
             low, rest = divmod(self.call.dropout, 256)
             least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
-            factors = self.workspace(f"kept{index}", shape)  # multiplying takes a tenth of the time of masked_fill
+            factors = workspace(
+                f"kept{index}", shape, self.key.dtype
+            )  # multiplying takes a tenth of the time of masked_fill
             drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
         return drawn_masks
 
@@ -375,8 +233,7 @@ class HeadGroup:
             kept: a list that gets the probabilities, if the backward is not to compute them again; or None.
         """
         content, query = self.queries(chunk)
-        # below, a packed chunk clears probabilities outside of the window, which the backward needs
-        no_copy = kept is not None and generator is None and not chunk.is_packed
+        no_copy = kept is not None and generator is None
         buffer = self.key.new_empty((self.count, chunk.rows, chunk.width)) if no_copy else self.buffer("scores", chunk)
         self.probabilities(chunk, self.matrices(content), query, buffer)
         if kept is not None:
@@ -384,17 +241,12 @@ class HeadGroup:
         for index, factors in enumerate(self.dropout_factors(chunk, generator)):
             self.range_of(buffer, chunk, index).columns.mul_(factors)
         out = None
-        for index in reversed(range(len(chunk.key_ranges))):
-            self.alone(buffer, chunk, index)
-            part, first = self.range_of(buffer, chunk, index), self.first_row(chunk, index)
-            found = self.by_row(torch.bmm(part.factors, self.vectors_at(self.value, part.keys))).transpose(1, 2)
+        for index in range(len(chunk.key_ranges)):
+            part = self.range_of(buffer, chunk, index)
+            found = self.by_row(torch.bmm(part.columns, self.value[:, part.keys])).transpose(1, 2)
             out = found if out is None else out.add_(found)
             if self.V is not None:
-                if chunk.window is not None and index == 0:
-                    found = self.V.weigh_columns(self.window_of(part.pairs, chunk), chunk.window, first)
-                else:
-                    found = self.V.weighed(part.pairs, first)
-                out = out.add_(found)
+                out = out.add_(self.V.weighed(part.pairs, self.first_row(chunk, index)))
         if generator is not None:
             out /= self.call.keep_probability
         return out.flip(1)
@@ -427,30 +279,24 @@ class HeadGroup:
         if probabilities is None:
             buffer = self.probabilities(chunk, content, query, self.buffer("scores", chunk))
         else:  # copied if it is written to below
-            is_read = generator is None and not chunk.is_packed
-            buffer = probabilities if is_read else self.buffer("scores", chunk).copy_(probabilities)
+            buffer = probabilities if generator is None else self.buffer("scores", chunk).copy_(probabilities)
         gradients = self.buffer("gradients", chunk)
         kept = self.dropout_factors(chunk, generator)
         mean = 0.0  # Σ_j α_ij ∂α_ij
         for index in range(len(chunk.key_ranges)):
-            part, first = self.range_of(gradients, chunk, index), self.first_row(chunk, index)
+            part = self.range_of(gradients, chunk, index)
             columns, beta = part.columns, float(self.V is not None)
             if self.V is not None:
                 columns[:, :, part.pairs.shape[2] :] = 0.0
-                if chunk.window is not None and index == 0:
-                    by_offset, by_pair = self.window_buffer(chunk)
-                    self.V.write_columns(by_offset.zero_(), chunk.window, d_out, first)
-                    part.pairs.copy_(by_pair)
-                else:
-                    self.V.add_to(part.pairs, d_out_by_position, first, fresh=True)
-            part.factors.baddbmm_(d_out, self.vectors_at(self.value, part.keys).transpose(1, 2), beta=beta)
+                self.V.add_to(part.pairs, d_out_by_position, self.first_row(chunk, index), fresh=True)
+            columns.baddbmm_(d_out, self.value[:, part.keys].transpose(1, 2), beta=beta)
             if kept:
                 columns.mul_(kept[index])
             weights = self.range_of(buffer, chunk, index).columns
-            products = torch.mul(columns, weights, out=self.workspace("products", columns.shape))
+            products = torch.mul(columns, weights, out=workspace("products", columns.shape, columns.dtype))
             mean = mean + products.sum(-1, keepdim=True)
         d_content, d_query = 0.0, 0.0
-        for index, (begin, count) in reversed(list(enumerate(chunk.key_ranges))):
+        for index, (begin, count) in enumerate(chunk.key_ranges):
             part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
             scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
             # the subtraction comes first: where a weight is near 1, the difference is near 0
@@ -461,22 +307,21 @@ class HeadGroup:
                 chunk.has_empty_rows and self.allow is None
             ):  # empty rows have nonzero weights, but the gradients of their scores must be zero
                 self.hide_masked(part, chunk, index, 0.0)
-            self.alone(gradients, chunk, index)
-            self.alone(buffer, chunk, index)
-            add_product(total.value[:, keys], weights.factors.transpose(1, 2), d_out)
-            add_product(total.key[:, keys], part.factors.transpose(1, 2), content, terms.scale)
-            d_content = d_content + torch.bmm(part.factors, self.vectors_at(self.key, keys))
-            self.key_side_gradients(scores, chunk, index, total.key, self.of_heads(total.B))
-            if chunk.is_by_offset(index):
-                d_query = d_query + self.window_gradients(scores, weights.pairs, chunk, query, d_out, total)
-            else:
-                if self.V is not None:
-                    self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
-                if self.A is not None:
-                    d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
-                if self.c is not None:
-                    diagonals = diagonal_sums(scores.unflatten(0, self.grid).sum(1), total.c.dtype)
-                    self.add_to_scalars(total, diagonals, first)
+            add_product(total.value[:, keys], weights.columns.transpose(1, 2), d_out)
+            add_product(total.key[:, keys], part.columns.transpose(1, 2), content, terms.scale)
+            d_content = d_content + torch.bmm(part.columns, self.key[:, keys])
+            if self.B is not None:
+                by_position = self.key_by_position[:, begin : begin + count]
+                weighed = self.B.weighed(scores.transpose(1, 2), first, self.of_heads(total.B), by_position)
+                total.key[:, begin : begin + count] += self.matrices(weighed)
+            if self.V is not None:
+                self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
+            if self.A is not None:
+                d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
+            if self.c is not None:
+                by_offset = diagonal_sums(scores.unflatten(0, self.grid).sum(1), total.c.dtype)
+                into = self.of_heads(total.c)[:, first : first + by_offset.shape[1]]
+                into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
             if total.dense is not None:
                 into = self.by_head(total.dense)[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
                 into += scores.flip(1).unflatten(0, self.grid).sum_to_size(into.shape)
@@ -487,43 +332,6 @@ class HeadGroup:
         elif self.A is not None:
             total.query[rows] = d_query.flip(1).transpose(1, 2)
         total.content[rows] = d_content.flip(1).transpose(1, 2)
-
-    def window_gradients(
-        self,
-        gradients: torch.Tensor,
-        weights: torch.Tensor,
-        chunk: QueryChunk,
-        query: torch.Tensor,
-        d_out: torch.Tensor,
-        total: "Gradients",
-    ) -> torch.Tensor | float:
-        """Add the share of a range by offset to the gradients of the tables; return that of the queries, (r, m, h, d).
-
-        Args:
-            gradients: gradients of the scores, (g, m, n).
-            weights: attention weights after dropout, (g, m, n).
-            query: (r, m, h, d).
-            d_out: as matrices, (g, m, d).
-        """
-        window, first = chunk.window, self.first_row(chunk, 0)
-        assert window is not None
-        if self.V is not None:
-            self.V.column_gradient(self.window_of(weights, chunk), window, d_out, first, self.of_heads(total.V))
-        if self.A is None and self.c is None:
-            return 0.0
-        by_offset = self.window_of(gradients, chunk)
-        if self.c is not None:
-            by_column = by_offset[:, :, window].sum(1, dtype=total.c.dtype).unflatten(0, self.grid).sum(1)
-            self.add_to_scalars(total, by_column, first + window.start)
-        if self.A is None:
-            return 0.0
-        self.A.column_gradient(by_offset, window, self.matrices(query), first, self.of_heads(total.A))
-        return self.A.weigh_columns(by_offset, window, first)
-
-    def add_to_scalars(self, total: "Gradients", by_offset: torch.Tensor, first: int) -> None:
-        """Add scalars by head and offset, (h, x), to the gradient of c, from row `first` on."""
-        into = self.of_heads(total.c)[:, first : first + by_offset.shape[1]]
-        into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
 
 
 class Gradients:
@@ -538,11 +346,7 @@ class Gradients:
 
     def start_group(self, group: HeadGroup) -> None:
         """Make zeros for the gradients of another group's key and value."""
-        beyond = 0 if group.call.window_mask is None else 2 * ALIGNED  # for columns without pairs
-        self.key, self.value = (
-            zeros_like_sum(vectors, (vectors.shape[0], vectors.shape[1] + beyond, vectors.shape[2]))
-            for vectors in (group.key, group.value)
-        )
+        self.key, self.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
 
     def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
         """Return the gradients of A, B, c, V and dense, in the dtypes of these."""
@@ -554,7 +358,6 @@ class Gradients:
         ]
 
 
-def zeros_like_sum(like: torch.Tensor, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Make zeros to add to, in float32 at least, of the shape of `like` or another."""
-    precise = torch.promote_types(like.dtype, torch.float32)
-    return torch.zeros(like.shape if shape is None else shape, dtype=precise, device=like.device)
+def zeros_like_sum(like: torch.Tensor) -> torch.Tensor:
+    """Make zeros to add to, in float32 at least, of the shape of `like`."""
+    return torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32))

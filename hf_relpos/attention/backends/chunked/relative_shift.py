@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-from ...formula import total_of
 from .chunks import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 
@@ -89,11 +88,6 @@ def padded(table: torch.Tensor) -> torch.Tensor:
     """Pad a table, (…, P, d), with ALIGNED − 1 rows of zeros at its end, for products of rounded sizes."""
     # `pad` would first fill everything with zeros; under a window, few rows of a long table are computed with
     return torch.cat([table, table.new_zeros(*table.shape[:-2], ALIGNED - 1, table.shape[-1])], dim=-2)
-
-
-def unpadded(table: torch.Tensor) -> torch.Tensor:
-    """Undo `padded`."""
-    return table[:, : table.shape[1] - ALIGNED + 1]
 
 
 class Diagonals:
@@ -237,65 +231,6 @@ class Diagonals:
         """Add Σ pairs_ij · vectors_i, over the pairs of each row of the table, to that row of `total`."""
         for blocks, by_row in self.transposed(pairs, first):
             self._add_to_table(total, blocks, by_row, vectors)
-
-    # A buffer by offset, (g, m, N): column x belongs to row `first` + x of the table, for all vectors ----------------
-
-    def write_columns(self, buffer: torch.Tensor, columns: slice, vectors: torch.Tensor, first: int) -> None:
-        """Set buffer_{g,i,x} = vectors_{g,i} · table_{first + x} in some columns. It may overwrite columns near them.
-
-        Args:
-            buffer: contiguous; its columns are a multiple of ALIGNED and have rows of the padded table.
-            vectors: (g, m, d).
-        """
-        vectors = vectors.contiguous()
-        distinct = self.distinct_columns(columns, first)
-        begin, end = columns.start + distinct.left, columns.start + distinct.right + 1
-        from_column = begin - begin % ALIGNED
-        to_column = from_column + rounded_up(end - from_column)
-        for left, table, out in zip(
-            self.by_table(vectors), self.table, self.by_table(buffer[..., from_column:to_column]), strict=True
-        ):
-            torch.mm(left, table[first + from_column : first + to_column].t(), out=out)
-        buffer[..., columns.start : begin] = buffer[..., begin : begin + 1]
-        buffer[..., end : columns.stop] = buffer[..., end - 1 : end]
-
-    def weigh_columns(self, buffer: torch.Tensor, columns: slice, first: int) -> torch.Tensor:
-        """Compute Σ_x buffer_{g,i,x} · table_{first + x} over some of the columns, (r, m, h, d)."""
-        sums = []
-        for part, rows in self.column_parts(buffer, columns, first):
-            products = [torch.mm(one, table[rows]) for one, table in zip(self.by_table(part), self.table, strict=True)]
-            sums.append(products[0] if self.is_shared else torch.cat(products))
-        total = total_of(sums).view(*self.grid, buffer.shape[1], -1)  # (h, r, m, d)
-        return total.permute(1, 2, 0, 3)
-
-    def column_gradient(
-        self, buffer: torch.Tensor, columns: slice, vectors: torch.Tensor, first: int, total: torch.Tensor
-    ) -> None:
-        """Add Σ buffer_{g,i,x} · vectors_{g,i}, (g, m, d), to row `first` + x of `total`, for some columns x."""
-        vectors = vectors.contiguous()
-        for part, rows in self.column_parts(buffer, columns, first):
-            for one, right, into in zip(self.by_table(part), self.by_table(vectors), total, strict=True):
-                add_product(into[rows], one.t(), right)
-
-    def distinct_columns(self, columns: slice, first: int) -> DistinctColumns:
-        """Return the distinct columns, counted from the first of `columns`."""
-        return DistinctColumns.of(first + columns.start, columns.stop - columns.start, self.count, self.clamped)
-
-    def column_parts(self, buffer: torch.Tensor, columns: slice, first: int) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yield the distinct columns, and sums of those with the same row, (g, m, c), with their rows of the table."""
-        distinct = self.distinct_columns(columns, first)
-        begin, end = columns.start + distinct.left, columns.start + distinct.right + 1
-        yield buffer[..., begin:end], slice(first + begin, first + end)
-        for rest, row in ((slice(columns.start, begin), first + begin), (slice(end, columns.stop), first + end - 1)):
-            if rest.start < rest.stop:
-                yield buffer[..., rest].sum(-1, keepdim=True), slice(row, row + 1)
-
-    def by_table(self, matrices: torch.Tensor) -> torch.Tensor:
-        """View (g, m, x) as one matrix for each table, (h or 1, …, x)."""
-        tables, (groups, rows, _) = self.table.shape[0], matrices.shape
-        per_table = groups // tables * rows
-        strides = (per_table * matrices.stride(1), matrices.stride(1), matrices.stride(2))
-        return matrices.as_strided((tables, per_table, matrices.shape[2]), strides, matrices.storage_offset())
 
     def _add_to_table(self, total: torch.Tensor, blocks: Blocks, by_row: torch.Tensor, vectors: torch.Tensor) -> None:
         right = self.vectors(vectors, blocks)
