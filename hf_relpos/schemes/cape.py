@@ -9,7 +9,7 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from .encodings import sinusoid_interleaved
-from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
+from .scheme import InputScheme, Option, Scheme, choice, is_number
 from .sinusoidal import AMPLITUDE
 
 
@@ -83,6 +83,7 @@ class Cape(Scheme, name="cape"):
     out_of_range = ("extrapolate",)
     extrapolation_claim = "generalises to longer inputs better than absolute positions do"
     zero_is_neutral = False  # the input has positions from the start
+    even_size = "hidden_size"
     options = {
         "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_shift),
         "max_local_shift": Option(0.5, help="largest |ε|, in tokens; a number from 0 on", accepts=is_shift),
@@ -98,7 +99,6 @@ class Cape(Scheme, name="cape"):
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_width(config, cls.name)
         resolved = super().resolve(options, config)
         if resolved["normalize"] and config.is_decoder:
             raise ValueError(

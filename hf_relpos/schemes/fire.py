@@ -9,8 +9,8 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from .scalar_linear import ScalarLinear
-from .scheme import Option, Scheme, SharedScheme, choice, is_count, is_number
+from .log_cpb import ScalarLinear
+from .scheme import Option, Scheme, SharedScheme, choice, integer, is_number
 
 
 class Interpolation(SharedScheme):
@@ -72,10 +72,8 @@ class Fire(Scheme, name="fire"):
     options = {
         "normalizer": choice("both", "query", help="what L₀ is compared with: max(i, j) (both) or i, as in the paper"),
         "shared": choice(False, True, help="whether all layers have the same bias (FIRE-S)"),
-        "mlp_width": Option(default=32, help="W, hidden units of the MLP; a positive integer", accepts=is_count),
-        "threshold": Option(
-            default=512, help="L₀ at initialisation, times a learned multiplier; a positive number", accepts=is_number
-        ),
+        "mlp_width": integer(32, "W, hidden units of the MLP"),
+        "threshold": Option(512, "L₀ at initialisation, times a learned multiplier; a positive number", is_number),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -85,10 +83,6 @@ class Fire(Scheme, name="fire"):
     @classmethod
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme | None:
         return Interpolation(config, settings) if settings["shared"] else None
-
-    def init_weights(self, std: float) -> None:
-        if self.bias is not None:
-            self.bias.init_weights(std)
 
     def forward(self, context: AttentionContext) -> Terms:
         return Terms(dense=(context.shared if self.bias is None else self.bias(context),))

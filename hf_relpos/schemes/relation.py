@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from ..attention.tracing import is_traced
-from .scheme import Option, Scheme, SharedScheme, choice, is_count
+from .scheme import Option, Scheme, SharedScheme, choice, integer
 
 
 class LabelCheck(SharedScheme):
@@ -54,11 +53,7 @@ class Relation(Scheme, name="relation"):
     extrapolation_claim = "nothing about longer inputs"
     required_inputs = frozenset({"relation_ids"})
     options = {
-        "num_relations": Option(
-            default=2,
-            help="how many labels there are, 0 … num_relations − 1; a positive integer",
-            accepts=is_count,
-        ),
+        "num_relations": integer(2, "how many labels there are, 0 … num_relations − 1"),
         "none_label": Option(
             default=0,
             help="the label of pairs without an edge, whose vectors are zero; a label, or None if all have vectors",
@@ -70,9 +65,8 @@ class Relation(Scheme, name="relation"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        shape: tuple[int, ...] = (self.settings["num_relations"], self.head_size)
-        if self.settings["per_head"]:
-            shape = (self.num_heads, *shape)
+        heads = (self.num_heads,) if self.settings["per_head"] else ()
+        shape = (*heads, self.settings["num_relations"], self.head_size)
         self.key = nn.Parameter(torch.empty(shape))
         if self.settings["values"]:
             self.value = nn.Parameter(torch.empty(shape))
@@ -91,10 +85,6 @@ class Relation(Scheme, name="relation"):
     @classmethod
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return LabelCheck(config, settings)
-
-    def init_weights(self, std: float) -> None:
-        for table in self.parameters():
-            init.normal_(table, mean=0.0, std=std)
 
     def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
         """Return a table with one row per label; the row of `none_label` is zero."""

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import sinusoid_t2t
-from .scheme import Scheme, choice, refuse_odd_heads
+from .scheme import Scheme, choice
 
 
 class Tener(Scheme, name="tener"):
@@ -30,6 +30,7 @@ class Tener(Scheme, name="tener"):
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "tells direction and distance; nothing about longer inputs"
     zero_is_neutral = False  # R has no parameters, and s = 1
+    even_size = "head_size"
     options = {
         "terms": choice("code", "paper", help="five terms as released, or four without k_j·R_{−r}"),
         "scale": choice(False, True, help="divide the scores by √d"),
@@ -44,11 +45,6 @@ class Tener(Scheme, name="tener"):
     @classmethod
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         return None if settings["scale"] else 1.0
-
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_heads(config, cls.name)
-        return super().resolve(options, config)
 
     def init_weights(self, std: float) -> None:
         init.xavier_normal_(self.r_r_bias)

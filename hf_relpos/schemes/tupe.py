@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
@@ -71,16 +70,6 @@ class TupePositions(SharedScheme):
         self.pos_k_linear = nn.Linear(size, size)
         relative = settings["variant"] == "R"
         self.relative_attention_bias = nn.Embedding(BUCKETS + 1, self.num_heads) if relative else None
-
-    def init_weights(self, std: float) -> None:
-        init.normal_(self.pos.weight, mean=0.0, std=std)
-        init.ones_(self.pos_ln.weight)
-        init.zeros_(self.pos_ln.bias)
-        for linear in (self.pos_q_linear, self.pos_k_linear):
-            init.normal_(linear.weight, mean=0.0, std=std)
-            init.zeros_(linear.bias)
-        if self.relative_attention_bias is not None:
-            init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
 
     def project(self, linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         """Project the embeddings of row numbers (…, N) to vectors (…, H, N, d)."""
