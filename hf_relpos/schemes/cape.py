@@ -21,10 +21,6 @@ def is_shift(value: Any) -> bool:
 class AugmentedSinusoid(InputScheme):
     """Sinusoids of positions, which are shifted and stretched at random in training mode. No parameters."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.settings = dict(settings)
-
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:

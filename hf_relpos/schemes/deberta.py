@@ -148,8 +148,8 @@ def disentangled_terms(
     row_of_offset: torch.Tensor,
     context: AttentionContext,
     num_heads: int,
-    key_projection: Callable[[torch.Tensor], torch.Tensor] | None,
-    query_projection: Callable[[torch.Tensor], torch.Tensor] | None,
+    key_projection: Projection | None,
+    query_projection: Projection | None,
 ) -> Terms:
     """Compute the tables A = W_K P ("c2p") and B = W_Q P ("p2c") of one layer, without the scale.
 
@@ -161,7 +161,7 @@ def disentangled_terms(
         query_projection: W_Q, D to H·d; None for a layer without "p2c".
     """
 
-    def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
+    def table(projection: Projection | None) -> tuple[Table, ...]:
         if projection is None:
             return ()
         projected = project(projection, embeddings)
@@ -198,7 +198,7 @@ class RelativeEmbeddings(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         self.buckets, self.max_distance = settings["buckets"], settings["max_distance"]
         self.span = self.max_distance if self.buckets is None else self.buckets
         relative = settings["relative_attention"]

@@ -21,11 +21,9 @@ class Interpolation(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         width = settings["mlp_width"]
-        self.threshold = settings["threshold"]
-        self.normalizer = settings["normalizer"]
-        self.mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, config.num_attention_heads))
+        self.mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads))
         self.c = nn.Parameter(torch.empty(1))
         self.L_multiplier = nn.Parameter(torch.empty(1))
 
@@ -42,10 +40,10 @@ class Interpolation(SharedScheme):
         """Return the bias, (1 or B, H, L, K)."""
         dtype = self.c.dtype
         c = self.c.to(torch.promote_types(dtype, torch.float32)).abs()
-        threshold = (self.L_multiplier.to(c.dtype) * self.threshold).abs()
+        threshold = (self.L_multiplier.to(c.dtype) * self.settings["threshold"]).abs()
         i = context.query_positions(c.device)[..., :, None].to(c.dtype)
         j = context.key_positions(c.device)[..., None, :].to(c.dtype)
-        farthest = torch.maximum(i, j) if self.normalizer == "both" else i
+        farthest = torch.maximum(i, j) if self.settings["normalizer"] == "both" else i
         normalizer = torch.log1p(c * torch.maximum(farthest, threshold))
         distance = torch.log1p(c * (i - j).abs()) / (normalizer + 1e-6)
         bias = self.mlp(distance[..., None].to(dtype)).movedim(-1, -3)

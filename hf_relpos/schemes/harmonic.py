@@ -43,7 +43,8 @@ class Harmonic(Scheme, name="harmonic"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.frequencies = geometric(self.settings["waves"], self.settings["period"])
+        period = self.settings["period"] or max(2 * config.max_position_embeddings, 4)
+        self.frequencies = geometric(self.settings["waves"], period)
         heads = self.num_heads if self.settings["per_head"] else 1
         for letter in TABLE_LETTERS:
             width = () if letter == "c" else (self.head_size,)
@@ -52,24 +53,15 @@ class Harmonic(Scheme, name="harmonic"):
             self.register_parameter(letter, table)
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["period"] is None:
-            resolved["period"] = max(2 * config.max_position_embeddings, 4)
-        return resolved
-
-    @classmethod
     def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
         return {"period": max(2 * length, 4), **options}
 
     def init_weights(self, std: float) -> None:
         super().init_weights(std * len(self.frequencies) ** -0.5)  # rows of the tables have the deviation `std`
 
-    def table(self, letter: str, context: AttentionContext) -> tuple[FourierTable, ...]:
-        """Return the table of that letter for this call, or an empty tuple."""
-        coefficients = getattr(self, letter)
-        return () if coefficients is None else (FourierTable(coefficients.clone(), self.frequencies, context),)
-
     def forward(self, context: AttentionContext) -> Terms:
-        tables: dict[str, Any] = {field: self.table(letter, context) for letter, field in TABLE_FIELDS.items()}
+        tables: dict[str, Any] = {
+            TABLE_FIELDS[letter]: (FourierTable(getattr(self, letter).clone(), self.frequencies, context),)
+            for letter in self.settings["terms"]
+        }
         return Terms(**tables)

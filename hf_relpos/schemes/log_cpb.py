@@ -64,11 +64,8 @@ class LogCPB(Scheme, name="log_cpb"):
         self.cpb_mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads, bias=False))
 
     def init_weights(self, std: float) -> None:
-        for layer in self.cpb_mlp:
-            if isinstance(layer, nn.Linear | ScalarLinear):
-                init.normal_(layer.weight, mean=0.0, std=std)
-                if layer.bias is not None:
-                    init.zeros_(layer.bias)
+        init.normal_(self.cpb_mlp[0].weight, mean=0.0, std=std)
+        init.zeros_(self.cpb_mlp[0].bias)
 
     def forward(self, context: AttentionContext) -> Terms:
         dtype = dtype_of(self.cpb_mlp)

@@ -15,24 +15,20 @@ from .scheme import Option, Scheme, SharedScheme, choice, integer
 class LabelCheck(SharedScheme):
     """Check of the labels, once per forward. It has no parameters and shares nothing."""
 
-    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.count = settings["num_relations"]
-
     def forward(self, context: AttentionContext) -> None:
         """Check that every label has a row.
 
         Raises:
             ValueError: for labels without a row. In compiled or traced code, the lookup raises an index error instead.
         """
-        labels = context.relation_ids
+        labels, count = context.relation_ids, self.settings["num_relations"]
         if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
             return
         smallest, largest = (int(label) for label in labels.aminmax())
-        if smallest < 0 or largest >= self.count:
+        if smallest < 0 or largest >= count:
             raise ValueError(
                 f"relation_ids has labels from {smallest} to {largest}; with position_options['num_relations'] = "
-                f"{self.count} they go from 0 to {self.count - 1}"
+                f"{count} they go from 0 to {count - 1}"
             )
 
 

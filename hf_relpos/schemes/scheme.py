@@ -325,12 +325,19 @@ class Scheme(nn.Module):
 class InputScheme(nn.Module):
     """Base of the modules that `Scheme.input_module` returns when they need more than position ids.
 
+    Args:
+        settings: the resolved options of the scheme.
+
     Class attributes:
         takes_grid: whether position ids are rows and columns, (B, L, 2); for schemes with
             `required_inputs = {"grid"}`.
     """
 
     takes_grid: ClassVar[bool] = False
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.settings = dict(settings)
 
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None
@@ -345,7 +352,17 @@ class InputScheme(nn.Module):
 
 
 class SharedScheme(nn.Module):
-    """Base of the modules that `Scheme.shared_module` returns. Both methods follow the rules of those of Scheme."""
+    """Base of the modules that `Scheme.shared_module` returns. Its methods follow the rules of those of Scheme.
+
+    Args:
+        config: a RelPosBertConfig.
+        settings: the resolved options of the scheme.
+    """
+
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.num_heads: int = config.num_attention_heads
+        self.settings = dict(settings)
 
     def init_weights(self, std: float) -> None:
         """Initialise the parameters of the module, besides those of linear layers, embeddings and normalisations."""

@@ -24,16 +24,12 @@ AMPLITUDE = Option(
 class Sinusoid(InputScheme):
     """Sinusoids of positions. No parameters."""
 
-    def __init__(self, layout: str, amplitude: float) -> None:
-        super().__init__()
-        self.layout = layout
-        self.amplitude = amplitude
-
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         precise = torch.promote_types(content.dtype, torch.float32)
-        return self.amplitude * LAYOUTS[self.layout](position_ids, content.shape[-1], precise)
+        waves = LAYOUTS[self.settings["layout"]](position_ids, content.shape[-1], precise)
+        return self.settings["amplitude"] * waves
 
 
 class Sinusoidal(Scheme, name="sinusoidal"):
@@ -57,7 +53,7 @@ class Sinusoidal(Scheme, name="sinusoidal"):
 
     @classmethod
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
-        return Sinusoid(settings["layout"], settings["amplitude"])
+        return Sinusoid(settings)
 
     def forward(self, context: AttentionContext) -> Terms:
         return Terms()

@@ -19,16 +19,14 @@ class BucketedBias(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.buckets = settings["buckets"]
-        self.max_distance = settings["max_distance"]
+        super().__init__(config, settings)
         self.bidirectional = not config.is_decoder
-        self.relative_attention_bias = nn.Embedding(self.buckets, config.num_attention_heads)
+        self.relative_attention_bias = nn.Embedding(settings["buckets"], self.num_heads)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
         """Return the bias, (H, N), in the order of `context.offsets`."""
         r = context.offsets(context.device)
-        bucket = t5_bucket(r, self.buckets, self.max_distance, self.bidirectional)
+        bucket = t5_bucket(r, self.settings["buckets"], self.settings["max_distance"], self.bidirectional)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
 

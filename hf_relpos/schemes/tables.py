@@ -57,7 +57,7 @@ class Tables(Scheme, name="tables"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.max_distance = self.settings["max_distance"]
+        self.max_distance = self.settings["max_distance"] or max(config.max_position_embeddings - 1, 1)
         if self.settings["storage"] == "knots":
             self.knots = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
         else:
@@ -68,13 +68,6 @@ class Tables(Scheme, name="tables"):
             has_table = letter in self.settings["terms"]
             table = nn.Parameter(torch.empty(heads, len(self.knots), *width)) if has_table else None
             self.register_parameter(letter, table)
-
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["max_distance"] is None:
-            resolved["max_distance"] = max(config.max_position_embeddings - 1, 1)
-        return resolved
 
     def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Compute rows at offsets from rows at knots, by linear interpolation; exact at the knots.
@@ -95,26 +88,21 @@ class Tables(Scheme, name="tables"):
         left = (right - 1).clamp(min=0)
         gap = (knots[right] - knots[left]).clamp(min=1)
         left_weight = (knots[right] - clipped).to(rows.dtype) / gap
-        if self.settings["out_of_range"] == "zero":
-            in_range = (offsets.abs() <= self.max_distance).to(rows.dtype)
-        else:
-            in_range = torch.ones_like(left_weight)
+        in_range = (offsets.abs() <= self.max_distance) | (self.settings["out_of_range"] == "clip")
         column = (-1,) + (1,) * (rows.dim() - 2)
         of_left, of_right = left_weight * in_range, (1 - left_weight) * in_range
         return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
 
-    def table(self, letter: str, context: AttentionContext) -> tuple[Table, ...]:
-        """Return the table of that letter for this call, or an empty tuple."""
-        rows = getattr(self, letter)
-        if rows is None:
-            return ()
+    def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
+        """Return the table of this call, from rows at knots."""
         if is_traced():  # sizes are not known in a graph
-            return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
+            return toeplitz_table(self.expand(rows, context.offsets(rows.device)), context)
         reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # all rows from here on are the same
         first, last = (max(-reach, min(end, reach)) for end in (context.low, context.high))
         distinct = self.expand(rows, torch.arange(first, last + 1, device=rows.device))
-        return (Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first),)
+        return Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first)
 
     def forward(self, context: AttentionContext) -> Terms:
-        tables: dict[str, Any] = {field: self.table(letter, context) for letter, field in TABLE_FIELDS.items()}
+        letters = self.settings["terms"]
+        tables: dict[str, Any] = {TABLE_FIELDS[each]: (self.table(getattr(self, each), context),) for each in letters}
         return Terms(**tables)

@@ -58,10 +58,8 @@ class TupePositions(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         self.positions = config.max_position_embeddings
-        self.out_of_range = settings["out_of_range"]
-        self.num_heads = config.num_attention_heads
         self.scale = Tupe.scale_of(settings, config)
         size = config.hidden_size
         self.pos = nn.Embedding(self.positions + 1, size)
@@ -95,7 +93,7 @@ class TupePositions(SharedScheme):
         key = self.project(self.pos_k_linear, j.clamp(max=self.positions - 1) + 1)
         theta = self.scale * torch.matmul(query, key.transpose(-1, -2))  # (…, H, L, K)
         i, j = i[..., None, :, None], j[..., None, None, :]
-        if self.out_of_range == "zero":
+        if self.settings["out_of_range"] == "zero":
             theta = theta * ((i < self.positions) & (j < self.positions))
         rows = torch.arange(2, device=device)
         own = self.project(self.pos_q_linear, rows) * self.project(self.pos_k_linear, rows)

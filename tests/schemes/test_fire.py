@@ -66,7 +66,7 @@ def test_is_not_a_function_of_the_offset_above_the_threshold(hidden):
 def test_initialisation():
     module = tiny_attention("fire", dtype=torch.float32).distance_embedding.bias
     module.init_weights(0.02)
-    assert module.c.item() == pytest.approx(0.1) and module.L_multiplier.item() == 1 and module.threshold == 512
+    assert module.c.item() == pytest.approx(0.1) and module.L_multiplier.item() == 1
     assert 0.8 < module.mlp[0].weight.abs().max() <= 1 and 0.15 < module.mlp[2].weight.abs().max() <= 32**-0.5
 
 

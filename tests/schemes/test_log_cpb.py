@@ -10,8 +10,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import array, golden, layer_error, padding, tiny_attention
+from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
 
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.context import AttentionContext
 
 
@@ -44,8 +45,8 @@ def test_equals_the_paper(window, hidden):
 
 
 def test_initialisation():
-    scheme = tiny_attention("log_cpb", dtype=torch.float32).distance_embedding
-    scheme.init_weights(0.02)
+    config = tiny_config("log_cpb", initializer_range=0.02)
+    scheme = RelPosBertModel(config).encoder.layer[0].attention.self.distance_embedding
     assert scheme.cpb_mlp[0].bias.abs().max() == 0
     for weight in (scheme.cpb_mlp[0].weight, scheme.cpb_mlp[2].weight):
         assert weight.std().item() == pytest.approx(0.02, rel=0.15)
