@@ -52,9 +52,8 @@ class Music(Scheme, name="music"):
 
     def table(self, rows: torch.Tensor) -> Table:
         """Return the table of the keys to both sides; with `causal` those to the right have a row of zeros."""
-        high = self.max_distance
-        if self.causal:
-            rows, high = nn.functional.pad(rows, (0, 0, 0, 1)), 1
+        high = 1 if self.causal else self.max_distance
+        rows = nn.functional.pad(rows, (0, 0, 0, 1)) if self.causal else rows
         return clipped_table(rows, -self.max_distance, high, self.settings["out_of_range"])
 
     def forward(self, context: AttentionContext) -> Terms:

@@ -84,11 +84,9 @@ class Relation(Scheme, name="relation"):
 
     def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
         """Return a table with one row per label; the row of `none_label` is zero."""
-        none = self.settings["none_label"]
-        if none is None:
-            rows = rows.clone()
-        else:
-            rows = rows.masked_fill((torch.arange(rows.shape[-2], device=rows.device) == none)[:, None], 0.0)
+        rows = rows.clone()
+        if self.settings["none_label"] is not None:
+            rows[..., self.settings["none_label"], :] = 0.0
         return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
 
     def forward(self, context: AttentionContext) -> Terms:

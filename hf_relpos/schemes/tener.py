@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import sinusoid_t2t
-from .scheme import Scheme, choice
+from .scheme import MAX_COUNT, Scheme, choice
 
 
 class Tener(Scheme, name="tener"):
@@ -38,7 +38,8 @@ class Tener(Scheme, name="tener"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.max_distance = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else None
+        clips = self.settings["out_of_range"] == "clip"
+        self.max_distance = config.max_position_embeddings - 1 if clips else MAX_COUNT
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
 
@@ -52,8 +53,7 @@ class Tener(Scheme, name="tener"):
 
     def sinusoid(self, distances: torch.Tensor) -> torch.Tensor:
         """Return R of every distance, (1, N, d)."""
-        if self.max_distance is not None:
-            distances = distances.clamp(-self.max_distance, self.max_distance)
+        distances = distances.clamp(-self.max_distance, self.max_distance)
         return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
 
     def forward(self, context: AttentionContext) -> Terms:

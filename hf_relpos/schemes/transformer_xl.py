@@ -9,7 +9,7 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import sinusoid_concat
-from .scheme import Scheme, integer
+from .scheme import MAX_COUNT, Scheme, integer
 
 
 class TransformerXL(Scheme, name="transformer_xl"):
@@ -36,7 +36,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else None
+        last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else MAX_COUNT
         self.clamp_len = self.settings["clamp_len"] or last
         self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
@@ -44,8 +44,7 @@ class TransformerXL(Scheme, name="transformer_xl"):
 
     def forward(self, context: AttentionContext) -> Terms:
         distances = -context.offsets(self.r_w_bias.device)
-        if self.clamp_len is not None:
-            distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        distances = distances.clamp(-self.clamp_len, self.clamp_len)
         sinusoid = sinusoid_concat(distances, self.num_heads * self.head_size, self.r_w_bias.dtype)
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)

@@ -9,7 +9,7 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms, toeplitz_table
 from .encodings import sinusoid_concat
-from .scheme import Scheme, choice
+from .scheme import MAX_COUNT, Scheme, choice
 from .transformer_xl import TransformerXL
 
 
@@ -39,7 +39,7 @@ class XLNet(Scheme, name="xlnet"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else None
+        last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else MAX_COUNT
         self.clamp_len = self.settings["clamp_len"] or last
         heads = (self.num_heads, self.head_size)
         self.r = nn.Parameter(torch.empty(config.hidden_size, *heads))
@@ -62,8 +62,7 @@ class XLNet(Scheme, name="xlnet"):
 
     def forward(self, context: AttentionContext) -> Terms:
         distances = -context.offsets(self.r.device)
-        if self.clamp_len is not None:
-            distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        distances = distances.clamp(-self.clamp_len, self.clamp_len)
         sinusoid = sinusoid_concat(distances, self.r.shape[0], self.r.dtype)
         rows = torch.einsum("nD,Dhd->hnd", sinusoid, self.r)  # W R_{−r}, (H, N, d)
         A = [toeplitz_table(rows, context)]

@@ -208,12 +208,6 @@ def test_padding_on_the_left_changes_nothing_beside_a_rotation():
         assert (padded[:, 4:] - model(ids).last_hidden_state).abs().max() <= 1e-10, other
 
 
-@pytest.mark.usefixtures("others")
-def test_an_absolute_table_beside_another_input_module():
-    with raises(ValueError, "ramp", "absolute"):
-        RelPosBertModel(tiny_config("ramp", absolute_position_embeddings=True))
-
-
 def test_only_one_gain_by_feature():
     terms = Terms(feature_gain=Table(torch.ones(1, 3, 4), lambda r: r.clamp(-1, 1) + 1))
     with raises(ValueError, "feature_gain"):
