@@ -216,11 +216,11 @@ def tiny_attention(name: str, dtype: torch.dtype = torch.float64, **overrides) -
     config = tiny_config(name, **overrides)
     config._attn_implementation = "eager"
     layer = LayerWithShared(config, is_causal=config.is_decoder, layer_idx=0)
-    for module in layer.modules():
+    for module in reversed([*layer.modules()]):  # parts first, as in Transformers
         if isinstance(module, Scheme | SharedScheme):
             module.init_weights(config.initializer_range)
-    for linear in (layer.query, layer.key, layer.value):
-        init.normal_(linear.weight, std=config.initializer_range)
+        elif isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            init.normal_(module.weight, std=config.initializer_range)
     return stir(layer).to(dtype).eval()
 
 

@@ -151,7 +151,7 @@ def test_few_and_small_results_are_kept_and_go_with_their_layer():
     with torch.no_grad():
         for count in range(1, 2 * MOST_RESULTS):
             project(projection, rows_of(count))
-        assert len(kept_projections._kept[projection.weight].results) == MOST_RESULTS
+        assert len(kept_projections._kept[projection.weight][1]) == MOST_RESULTS
         assert not is_kept(projection, rows_of(MOST_ROWS + 1))
     del projection
     gc.collect()

@@ -61,7 +61,7 @@ from ..host.transformers import (
     merge_with_config_defaults,
     one_cache,
 )
-from ..schemes.look_up import look_up
+from ..schemes.absolute import look_up
 from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme
 from .checks import PROJECTIONS

@@ -63,14 +63,12 @@ class ALiBi(Scheme, name="alibi"):
         variant = self.settings["variant"]
         r = context.offsets(context.device)
         distance = r.abs().to(context.dtype)
-        if variant == "asymmetric":
-            half = self.num_heads // 2
-            slopes = alibi_slopes(half, r.device, context.dtype).repeat(2)
-            sees = torch.stack([r <= 0, r >= 0]).repeat_interleave(half, dim=0)
-            return Terms(
-                bias=(toeplitz_table(-slopes[:, None] * distance, context),), allow=(toeplitz_table(sees, context),)
-            )
         if variant == "offset":
             distance = distance - 0.5 * (r > 0)
-        slopes = alibi_slopes(self.num_heads, r.device, context.dtype)
-        return Terms(bias=(toeplitz_table(-slopes[:, None] * distance, context),))
+        sides = 2 if variant == "asymmetric" else 1
+        slopes = alibi_slopes(self.num_heads // sides, r.device, context.dtype).repeat(sides)
+        bias = (toeplitz_table(-slopes[:, None] * distance, context),)
+        if sides == 1:
+            return Terms(bias=bias)
+        sees = torch.stack([r <= 0, r >= 0]).repeat_interleave(self.num_heads // 2, dim=0)
+        return Terms(bias=bias, allow=(toeplitz_table(sees, context),))

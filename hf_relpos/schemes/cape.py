@@ -9,7 +9,7 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from .encodings import sinusoid_interleaved
-from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
+from .scheme import InputScheme, Option, Scheme, choice, is_number
 from .sinusoidal import AMPLITUDE
 
 
@@ -20,10 +20,6 @@ def is_shift(value: Any) -> bool:
 
 class AugmentedSinusoid(InputScheme):
     """Sinusoids of positions, which are shifted and stretched at random in training mode. No parameters."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.settings = dict(settings)
 
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
@@ -83,6 +79,7 @@ class Cape(Scheme, name="cape"):
     out_of_range = ("extrapolate",)
     extrapolation_claim = "generalises to longer inputs better than absolute positions do"
     zero_is_neutral = False  # the input has positions from the start
+    even_size = "hidden_size"
     options = {
         "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_shift),
         "max_local_shift": Option(0.5, help="largest |ε|, in tokens; a number from 0 on", accepts=is_shift),
@@ -98,7 +95,6 @@ class Cape(Scheme, name="cape"):
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_width(config, cls.name)
         resolved = super().resolve(options, config)
         if resolved["normalize"] and config.is_decoder:
             raise ValueError(

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from ..attention.tracing import is_traced
 from .projection_cache import project
-from .scheme import Option, Scheme, SharedScheme, choice, is_count
+from .scheme import Option, Scheme, SharedScheme, choice, integer
 
 
 KINDS = ("c2p", "p2c")
@@ -78,17 +77,12 @@ class Deberta(Scheme, name="deberta"):
             help="which terms there are, 'c2p', 'p2c' or both: a string with a bar, or a list; [] for none",
             accepts=lambda value: len(kinds_of(value)) > 0 or value == [],
         ),
-        "max_distance": Option(
-            default=None,
-            help="largest distance with an embedding of its own; a positive integer, or None for "
-            "max_position_embeddings",
-            accepts=lambda value: value is None or is_count(value),
-        ),
-        "buckets": Option(
-            default=None,
-            help="half the number of logarithmic buckets, at least 2 (256 in v2 and v3); None for one row for each "
-            "distance (v1)",
-            accepts=lambda value: value is None or (is_count(value) and value >= 2),
+        "max_distance": integer(None, "largest distance with an embedding of its own", none="max_position_embeddings"),
+        "buckets": integer(
+            None,
+            "half the number of logarithmic buckets (256 in v2 and v3)",
+            none="one row for each distance (v1)",
+            least=2,
         ),
         "share_att_key": choice(False, True, help="project P with the layer's own W_K and W_Q"),
         "norm_rel_ebd": choice("none", "layer_norm", help="normalise P first"),
@@ -135,13 +129,6 @@ class Deberta(Scheme, name="deberta"):
             return None
         return RelativeEmbeddings(config, settings)
 
-    def init_weights(self, std: float) -> None:
-        for linear in (self.pos_key_proj, self.pos_query_proj):
-            if linear is not None:
-                init.normal_(linear.weight, mean=0.0, std=std)
-                if linear.bias is not None:
-                    init.zeros_(linear.bias)
-
     def forward(self, context: AttentionContext) -> Terms:
         if not self.settings["relative_attention"]:
             return Terms(scale=self.scale)
@@ -161,8 +148,8 @@ def disentangled_terms(
     row_of_offset: torch.Tensor,
     context: AttentionContext,
     num_heads: int,
-    key_projection: Callable[[torch.Tensor], torch.Tensor] | None,
-    query_projection: Callable[[torch.Tensor], torch.Tensor] | None,
+    key_projection: Projection | None,
+    query_projection: Projection | None,
 ) -> Terms:
     """Compute the tables A = W_K P ("c2p") and B = W_Q P ("p2c") of one layer, without the scale.
 
@@ -174,7 +161,7 @@ def disentangled_terms(
         query_projection: W_Q, D to H·d; None for a layer without "p2c".
     """
 
-    def table(projection: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Table, ...]:
+    def table(projection: Projection | None) -> tuple[Table, ...]:
         if projection is None:
             return ()
         projected = project(projection, embeddings)
@@ -211,20 +198,13 @@ class RelativeEmbeddings(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         self.buckets, self.max_distance = settings["buckets"], settings["max_distance"]
         self.span = self.max_distance if self.buckets is None else self.buckets
         relative = settings["relative_attention"]
         self.rel_embeddings = nn.Embedding(2 * self.span, config.hidden_size) if relative else None
         normed = settings["norm_rel_ebd"] == "layer_norm"
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if normed else None
-
-    def init_weights(self, std: float) -> None:
-        if self.rel_embeddings is not None:
-            init.normal_(self.rel_embeddings.weight, mean=0.0, std=std)
-        if self.LayerNorm is not None:
-            init.ones_(self.LayerNorm.weight)
-            init.zeros_(self.LayerNorm.bias)
 
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, ...]:
         """Return the rows that this call uses, (N, D), and the row of each offset, ordered as `context.offsets`."""

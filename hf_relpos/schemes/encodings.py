@@ -45,7 +45,7 @@ def sinusoid_interleaved(positions: torch.Tensor, dim: int, dtype: torch.dtype =
     Returns:
         (…, dim).
     """
-    angles = _angles(positions, dim, dtype)
+    angles = _angles(positions, dim, dtype, last=dim)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
 
 
@@ -55,7 +55,7 @@ def sinusoid_concat(positions: torch.Tensor, dim: int, dtype: torch.dtype = torc
     This is the layout of Transformer-XL (arXiv 1901.02860), XLNet and Funnel. Arguments and result are those of
     `sinusoid_interleaved`.
     """
-    angles = _angles(positions, dim, dtype)
+    angles = _angles(positions, dim, dtype, last=dim)
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
@@ -65,14 +65,11 @@ def sinusoid_t2t(positions: torch.Tensor, dim: int, dtype: torch.dtype = torch.f
     fairseq and TENER use it, too. The last wavelength is exactly 10000·2π. For dim = 2 the formula divides by zero;
     the only frequency is then 1. Arguments and result are those of `sinusoid_interleaved`.
     """
-    working = torch.promote_types(dtype, torch.float32)
-    half = dim // 2
-    steps = torch.arange(half, device=positions.device, dtype=working) / max(half - 1, 1)
-    angles = positions.to(working)[..., None] * 10000.0**-steps
+    angles = _angles(positions, dim, dtype, last=max(dim - 2, 1))
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
-def _angles(positions: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+def _angles(positions: torch.Tensor, dim: int, dtype: torch.dtype, last: int) -> torch.Tensor:
     working = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=working) / dim
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=working) / last
     return positions.to(working)[..., None] * 10000.0**-exponents

@@ -9,8 +9,8 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from .scalar_linear import ScalarLinear
-from .scheme import Option, Scheme, SharedScheme, choice, is_count, is_number
+from .log_cpb import ScalarLinear
+from .scheme import Option, Scheme, SharedScheme, choice, integer, is_number
 
 
 class Interpolation(SharedScheme):
@@ -21,11 +21,9 @@ class Interpolation(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         width = settings["mlp_width"]
-        self.threshold = settings["threshold"]
-        self.normalizer = settings["normalizer"]
-        self.mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, config.num_attention_heads))
+        self.mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads))
         self.c = nn.Parameter(torch.empty(1))
         self.L_multiplier = nn.Parameter(torch.empty(1))
 
@@ -42,10 +40,10 @@ class Interpolation(SharedScheme):
         """Return the bias, (1 or B, H, L, K)."""
         dtype = self.c.dtype
         c = self.c.to(torch.promote_types(dtype, torch.float32)).abs()
-        threshold = (self.L_multiplier.to(c.dtype) * self.threshold).abs()
+        threshold = (self.L_multiplier.to(c.dtype) * self.settings["threshold"]).abs()
         i = context.query_positions(c.device)[..., :, None].to(c.dtype)
         j = context.key_positions(c.device)[..., None, :].to(c.dtype)
-        farthest = torch.maximum(i, j) if self.normalizer == "both" else i
+        farthest = torch.maximum(i, j) if self.settings["normalizer"] == "both" else i
         normalizer = torch.log1p(c * torch.maximum(farthest, threshold))
         distance = torch.log1p(c * (i - j).abs()) / (normalizer + 1e-6)
         bias = self.mlp(distance[..., None].to(dtype)).movedim(-1, -3)
@@ -72,10 +70,8 @@ class Fire(Scheme, name="fire"):
     options = {
         "normalizer": choice("both", "query", help="what L₀ is compared with: max(i, j) (both) or i, as in the paper"),
         "shared": choice(False, True, help="whether all layers have the same bias (FIRE-S)"),
-        "mlp_width": Option(default=32, help="W, hidden units of the MLP; a positive integer", accepts=is_count),
-        "threshold": Option(
-            default=512, help="L₀ at initialisation, times a learned multiplier; a positive number", accepts=is_number
-        ),
+        "mlp_width": integer(32, "W, hidden units of the MLP"),
+        "threshold": Option(512, "L₀ at initialisation, times a learned multiplier; a positive number", is_number),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -85,10 +81,6 @@ class Fire(Scheme, name="fire"):
     @classmethod
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme | None:
         return Interpolation(config, settings) if settings["shared"] else None
-
-    def init_weights(self, std: float) -> None:
-        if self.bias is not None:
-            self.bias.init_weights(std)
 
     def forward(self, context: AttentionContext) -> Terms:
         return Terms(dense=(context.shared if self.bias is None else self.bias(context),))

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Terms
 from ..attention.fourier import FourierTable, geometric
-from .scheme import TABLE_LETTERS, WHICH_TABLES, Option, Scheme, choice, is_count
+from .scheme import TABLE_LETTERS, WHICH_TABLES, Scheme, choice, integer
 
 
 class Harmonic(Scheme, name="harmonic"):
@@ -34,23 +33,18 @@ class Harmonic(Scheme, name="harmonic"):
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="coefficients of their own for each head"),
-        "waves": Option(
-            default=8,
-            help="W, how many frequencies: heads are 2 W wider for A, B or c, and 2 W more for B beside them; a "
-            "positive integer",
-            accepts=is_count,
+        "waves": integer(
+            8, "W, how many frequencies: heads are 2 W wider for A, B or c, and 2 W more for B beside them"
         ),
-        "period": Option(
-            default=None,
-            help="after how many tokens the slowest wave repeats; an integer from 4, or None for 2 "
-            "max_position_embeddings",
-            accepts=lambda value: value is None or (is_count(value) and value >= 4),
+        "period": integer(
+            None, "after how many tokens the slowest wave repeats", none="2 max_position_embeddings", least=4
         ),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.frequencies = geometric(self.settings["waves"], self.settings["period"])
+        period = self.settings["period"] or max(2 * config.max_position_embeddings, 4)
+        self.frequencies = geometric(self.settings["waves"], period)
         heads = self.num_heads if self.settings["per_head"] else 1
         for letter in TABLE_LETTERS:
             width = () if letter == "c" else (self.head_size,)
@@ -59,25 +53,15 @@ class Harmonic(Scheme, name="harmonic"):
             self.register_parameter(letter, table)
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["period"] is None:
-            resolved["period"] = max(2 * config.max_position_embeddings, 4)
-        return resolved
-
-    @classmethod
     def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
         return {"period": max(2 * length, 4), **options}
 
     def init_weights(self, std: float) -> None:
-        for parameter in self.parameters():  # rows of the tables then have the standard deviation `std`
-            init.normal_(parameter, mean=0.0, std=std * len(self.frequencies) ** -0.5)
-
-    def table(self, letter: str, context: AttentionContext) -> tuple[FourierTable, ...]:
-        """Return the table of that letter for this call, or an empty tuple."""
-        coefficients = getattr(self, letter)
-        return () if coefficients is None else (FourierTable(coefficients.clone(), self.frequencies, context),)
+        super().init_weights(std * len(self.frequencies) ** -0.5)  # rows of the tables have the deviation `std`
 
     def forward(self, context: AttentionContext) -> Terms:
-        tables: dict[str, Any] = {field: self.table(letter, context) for letter, field in TABLE_FIELDS.items()}
+        tables: dict[str, Any] = {
+            TABLE_FIELDS[letter]: (FourierTable(getattr(self, letter).clone(), self.frequencies, context),)
+            for letter in self.settings["terms"]
+        }
         return Terms(**tables)

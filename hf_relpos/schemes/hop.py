@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext, grid_offsets
 from ..attention.formula import Table, Terms
 from .encodings import sinusoid_concat
-from .scheme import Option, Scheme, dtype_of, is_count, refuse_odd_heads
+from .scheme import Scheme, dtype_of, integer
 
 
 class Hop(Scheme, name="hop"):
@@ -29,38 +29,27 @@ class Hop(Scheme, name="hop"):
     out_of_range = ("clip",)
     extrapolation_claim = "nothing about larger images"
     order_blind = True
+    even_size = "head_size"
     required_inputs = frozenset({"grid"})
-    options = {
-        "radius": Option(
-            default=7,
-            help="R, numbers of rows and of columns from it on share an embedding; a positive integer",
-            accepts=is_count,
-        )
-    }
+    options = {"radius": integer(7, "R, numbers of rows and of columns from it on share an embedding")}
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.radius = self.settings["radius"]
         self.pos_embed_linear = nn.Linear(self.head_size, self.head_size)
-
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_heads(config, cls.name)
-        return super().resolve(options, config)
 
     def init_weights(self, std: float) -> None:
         init.xavier_uniform_(self.pos_embed_linear.weight)
-        init.zeros_(self.pos_embed_linear.bias)
 
     def forward(self, context: AttentionContext) -> Terms:
-        reversed_distances = torch.arange(self.radius + 1, device=context.device)
+        radius = self.settings["radius"]
+        reversed_distances = torch.arange(radius + 1, device=context.device)
         sinusoid = sinusoid_concat(reversed_distances, self.head_size, dtype_of(self.pos_embed_linear))
         # (1, R + 2, d); the last row is zero, for pairs without a term
         rows = nn.functional.pad(self.pos_embed_linear(sinusoid)[None] / self.scale, (0, 0, 0, 1))
         down, right, inside = grid_offsets(context)
 
         def table(steps: torch.Tensor) -> Table:
-            row = torch.where(inside, (self.radius - steps.abs()).clamp(min=0), self.radius + 1)
+            row = torch.where(inside, (radius - steps.abs()).clamp(min=0), radius + 1)
             return Table(rows, row_of=lambda row: row, relation=row)
 
         return Terms(query_table=(table(down), table(right)))

@@ -64,9 +64,8 @@ class HuangM2(HuangM1, name="huang_m2"):
         return (2 * self.max_distance + 1,)
 
     def rows(self, context: AttentionContext) -> torch.Tensor:
-        return self.weight[
-            context.offsets(self.weight.device).clamp(-self.max_distance, self.max_distance) + self.max_distance
-        ][None]
+        offsets = context.offsets(self.weight.device).clamp(-self.max_distance, self.max_distance)
+        return self.weight[offsets + self.max_distance][None]
 
 
 class HuangM3(HuangM2, name="huang_m3"):

@@ -28,8 +28,7 @@ class Kernel(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.kind = settings["kind"]
+        super().__init__(config, settings)
         self.bias_p = nn.Parameter(torch.empty(config.num_attention_heads, 1, 1))
         self.bias_a = nn.Parameter(torch.empty(config.num_attention_heads, 1, 1))
 
@@ -41,7 +40,7 @@ class Kernel(SharedScheme):
         """Return the bias, (H, N), in the order of `context.offsets`."""
         a = bounded(self.bias_a, 0.01)[..., 0]
         distance = context.offsets(a.device).abs().to(a.dtype)
-        if self.kind == "log":
+        if self.settings["kind"] == "log":
             return -bounded(self.bias_p, 0.01)[..., 0] * torch.log1p(a * distance)
         # float16 ends at 65504; the attention weight is zero long before that
         return (-a * distance ** bounded(self.bias_p, 0.01, 2.0)[..., 0]).clamp(min=-3e4)

@@ -10,8 +10,25 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
-from .scalar_linear import ScalarLinear
-from .scheme import Option, Scheme, dtype_of, is_count
+from .scheme import Scheme, dtype_of, integer
+
+
+class ScalarLinear(nn.Module):
+    """x · w + b of a number x, (…, 1) to (…, W), with the parameters of `nn.Linear(1, W)`: (W, 1) and (W,).
+
+    It is not an `nn.Linear`, so that tools which replace linear layers skip it: torchao cannot quantise rows of one
+    weight, quantisation would make distances coarser, and a low-rank adapter would be larger than the layer.
+    """
+
+    in_features = 1
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 1))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
 class LogCPB(Scheme, name="log_cpb"):
@@ -34,39 +51,25 @@ class LogCPB(Scheme, name="log_cpb"):
     extrapolation_claim = "transfers to larger windows of images better than a table or linear coordinates"
     zero_is_neutral = False  # no gradient passes an MLP of zeros
     options = {
-        "window": Option(
-            default=None,
-            help="the trained length, by which distances are divided; an integer from 2 on, or None for "
-            "max_position_embeddings",
-            accepts=lambda value: value is None or (is_count(value) and value > 1),
+        "window": integer(
+            None, "the trained length, by which distances are divided", none="max_position_embeddings", least=2
         ),
-        "mlp_width": Option(default=512, help="W, hidden units of the MLP; a positive integer", accepts=is_count),
+        "mlp_width": integer(512, "W, hidden units of the MLP"),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
+        self.window = self.settings["window"] or max(config.max_position_embeddings, 2)
         width = self.settings["mlp_width"]
         self.cpb_mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads, bias=False))
 
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["window"] is None:
-            resolved["window"] = max(config.max_position_embeddings, 2)
-        return resolved
-
     def init_weights(self, std: float) -> None:
-        for layer in self.cpb_mlp:
-            if isinstance(layer, nn.Linear | ScalarLinear):
-                init.normal_(layer.weight, mean=0.0, std=std)
-                if layer.bias is not None:
-                    init.zeros_(layer.bias)
-
-    def coordinates(self, context: AttentionContext) -> torch.Tensor:
-        """Return x̂ of every offset of the call, (N,), in float32 or wider."""
-        x = -context.offsets(context.device).to(torch.promote_types(dtype_of(self.cpb_mlp), torch.float32))
-        return x.sign() * torch.log2(1 + 8 * x.abs() / (self.settings["window"] - 1)) / math.log2(8)
+        init.normal_(self.cpb_mlp[0].weight, mean=0.0, std=std)
+        init.zeros_(self.cpb_mlp[0].bias)
 
     def forward(self, context: AttentionContext) -> Terms:
-        bias = self.cpb_mlp(self.coordinates(context)[:, None].to(dtype_of(self.cpb_mlp))).T  # (H, N)
+        dtype = dtype_of(self.cpb_mlp)
+        x = -context.offsets(context.device).to(torch.promote_types(dtype, torch.float32))
+        coordinates = x.sign() * torch.log2(1 + 8 * x.abs() / (self.window - 1)) / math.log2(8)
+        bias = self.cpb_mlp(coordinates[:, None].to(dtype)).T  # (H, N)
         return Terms(bias=(toeplitz_table(8 * torch.tanh(bias / 2), context),))

@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import Scheme, choice, clipped_table, integer
 
 
 class Music(Scheme, name="music"):
@@ -31,11 +30,7 @@ class Music(Scheme, name="music"):
     out_of_range = ("zero", "clip")
     extrapolation_claim = "generates pieces longer than those it was trained on (causal)"
     options = {
-        "max_relative_position": Option(
-            default=None,
-            help="m, distances below it have a term; a positive integer, or None for max_position_embeddings",
-            accepts=lambda value: value is None or is_count(value),
-        ),
+        "max_relative_position": integer(None, "m, distances below it have a term", none="max_position_embeddings"),
         "per_head": choice(True, False, help="a table for each head (False is heads_share_relative_embedding)"),
         "values": choice(False, True, help="a table for the values too (add_relative_to_values)"),
         "causal": choice(None, True, False, help="the table that looks left only; None: in decoders"),
@@ -46,30 +41,20 @@ class Music(Scheme, name="music"):
         self.max_distance = (self.settings["max_relative_position"] or config.max_position_embeddings) - 1
         causal = self.settings["causal"]
         self.causal = config.is_decoder if causal is None else causal
-        shape: tuple[int, ...] = (self.max_distance + 1 if self.causal else 2 * self.max_distance + 1, self.head_size)
-        if self.settings["per_head"]:
-            shape = (self.num_heads, *shape)
+        heads = (self.num_heads,) if self.settings["per_head"] else ()
+        shape = (*heads, self.max_distance * (1 if self.causal else 2) + 1, self.head_size)
         self.key_relative_embeddings = nn.Parameter(torch.empty(shape))
         if self.settings["values"]:
             self.value_relative_embeddings = nn.Parameter(torch.empty(shape))
 
     def init_weights(self, std: float) -> None:
-        for table in self.parameters():
-            init.normal_(table, mean=0.0, std=self.head_size**-0.5)
+        super().init_weights(self.head_size**-0.5)
 
     def table(self, rows: torch.Tensor) -> Table:
-        """Return a table of all rows, followed by a row of zeros for keys without a term."""
-        rows = rows if rows.dim() == 3 else rows[None]
-        low, high = -self.max_distance, 0 if self.causal else self.max_distance
-        nothing = rows.shape[1]
-
-        def row_of(r: torch.Tensor) -> torch.Tensor:
-            row = r.clamp(low, high) - low
-            if self.settings["out_of_range"] == "zero":
-                row = torch.where(r.abs() > self.max_distance, nothing, row)
-            return torch.where(r > 0, nothing, row) if self.causal else row
-
-        return Table(nn.functional.pad(rows, (0, 0, 0, 1)), row_of)
+        """Return the table of the keys to both sides; with `causal` those to the right have a row of zeros."""
+        high = 1 if self.causal else self.max_distance
+        rows = nn.functional.pad(rows, (0, 0, 0, 1)) if self.causal else rows
+        return clipped_table(rows, -self.max_distance, high, self.settings["out_of_range"])
 
     def forward(self, context: AttentionContext) -> Terms:
         key = self.table(self.key_relative_embeddings)

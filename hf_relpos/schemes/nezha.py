@@ -1,14 +1,11 @@
 """NEZHA's functional relative positions (Wei et al., arXiv 1909.00204): Shaw's scheme with a fixed table."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from .encodings import sinusoid_interleaved
-from .scheme import Option, Scheme, is_count, refuse_odd_heads
+from .scheme import Scheme, integer
 
 
 MAX_ROWS = 2**16  # the table is computed in every call
@@ -26,18 +23,10 @@ class Nezha(Scheme, name="nezha"):
     out_of_range = ("clip",)
     extrapolation_claim = "fixed sinusoids are chosen because they may extrapolate"
     zero_is_neutral = False
+    even_size = "head_size"
     options = {
-        "max_relative_position": Option(
-            default=64,
-            help=f"K, the largest distance with an embedding of its own; a positive integer up to {MAX_ROWS:,}",
-            accepts=lambda value: is_count(value) and value <= MAX_ROWS,
-        ),
+        "max_relative_position": integer(64, "K, the largest distance with an embedding of its own", most=MAX_ROWS),
     }
-
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_heads(config, cls.name)
-        return super().resolve(options, config)
 
     def forward(self, context: AttentionContext) -> Terms:
         max_distance = self.settings["max_relative_position"]

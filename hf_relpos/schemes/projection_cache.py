@@ -7,7 +7,6 @@ weight and freed with it. Modules, their state and their copies do not contain t
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,19 +21,8 @@ from ..attention.tracing import is_traced, is_transformed
 MOST_ROWS, MOST_RESULTS = 1024, 4
 
 
-class _Kept(NamedTuple):
-    """Cached results of one linear layer.
-
-    Attributes:
-        parameters: copies of its weight and bias (or None).
-        results: copies of the rows and their projection, by number of rows.
-    """
-
-    parameters: tuple[torch.Tensor, torch.Tensor | None]
-    results: dict[int, tuple[torch.Tensor, torch.Tensor]]
-
-
-_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # maps a weight to its _Kept
+# Maps a weight to copies of the parameters of its layer, and copies of rows with their projection by number of rows.
+_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
@@ -49,24 +37,24 @@ def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tens
     """
     if not isinstance(projection, nn.Linear) or not _may_keep(projection, rows):
         return projection(rows)
-    kept = _kept.get(projection.weight)
-    if kept is None or not all(map(_same_bits, kept.parameters, (projection.weight, projection.bias))):
-        kept = _Kept((_copy(projection.weight), None if projection.bias is None else _copy(projection.bias)), {})
-        _kept[projection.weight] = kept
-    source, result = kept.results.get(len(rows), (None, None))
-    if result is None or not _same_bits(source, rows):
+    parameters = [*projection.parameters()]
+    known, results = _kept.get(projection.weight, ([], {}))
+    if not _same_bits(known, parameters):
+        known, results = [each.detach().clone() for each in parameters], {}
+        _kept[projection.weight] = known, results
+    source, result = results.get(len(rows), ([], None))
+    if not _same_bits(source, [rows]):
         with torch.inference_mode(False), torch.no_grad():  # otherwise autograd could not use the result later
             result = projection(rows)
-        if len(kept.results) >= MOST_RESULTS:
-            kept.results.pop(next(iter(kept.results)), None)
-        kept.results[len(rows)] = (_copy(rows), result)
+        if len(results) >= MOST_RESULTS:
+            results.pop(next(iter(results)), None)
+        results[len(rows)] = [rows.detach().clone()], result
     return result
 
 
 def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
     """Whether the call is inference on the CPU by a plain linear layer, without hooks or a replaced `forward`."""
-    weight, bias = projection.weight, projection.bias
-    tensors = [rows, weight] if bias is None else [rows, weight, bias]
+    tensors = [rows, *projection.parameters()]
     return (
         not (is_traced() or is_transformed())
         and type(projection) in (nn.Linear, FastLinear)
@@ -83,16 +71,12 @@ def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
     )
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return tensor.detach().clone()
-
-
-def _same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two contiguous tensors have the same dtype, shape and bits. None equals only None."""
-    if one is None or other is None:
-        return one is other
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_words(one), _words(other))
+def _same_bits(ones: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Whether these are as many contiguous tensors, of the same dtypes, shapes and bits."""
+    return len(ones) == len(others) and all(
+        one.dtype == other.dtype and one.shape == other.shape and torch.equal(_words(one), _words(other))
+        for one, other in zip(ones, others, strict=True)
+    )
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

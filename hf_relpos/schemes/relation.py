@@ -5,20 +5,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
 from ..attention.tracing import is_traced
-from .scheme import Option, Scheme, SharedScheme, choice, is_count
+from .scheme import Option, Scheme, SharedScheme, choice, integer
 
 
 class LabelCheck(SharedScheme):
     """Check of the labels, once per forward. It has no parameters and shares nothing."""
-
-    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.count = settings["num_relations"]
 
     def forward(self, context: AttentionContext) -> None:
         """Check that every label has a row.
@@ -26,14 +21,14 @@ class LabelCheck(SharedScheme):
         Raises:
             ValueError: for labels without a row. In compiled or traced code, the lookup raises an index error instead.
         """
-        labels = context.relation_ids
+        labels, count = context.relation_ids, self.settings["num_relations"]
         if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
             return
         smallest, largest = (int(label) for label in labels.aminmax())
-        if smallest < 0 or largest >= self.count:
+        if smallest < 0 or largest >= count:
             raise ValueError(
                 f"relation_ids has labels from {smallest} to {largest}; with position_options['num_relations'] = "
-                f"{self.count} they go from 0 to {self.count - 1}"
+                f"{count} they go from 0 to {count - 1}"
             )
 
 
@@ -54,11 +49,7 @@ class Relation(Scheme, name="relation"):
     extrapolation_claim = "nothing about longer inputs"
     required_inputs = frozenset({"relation_ids"})
     options = {
-        "num_relations": Option(
-            default=2,
-            help="how many labels there are, 0 … num_relations − 1; a positive integer",
-            accepts=is_count,
-        ),
+        "num_relations": integer(2, "how many labels there are, 0 … num_relations − 1"),
         "none_label": Option(
             default=0,
             help="the label of pairs without an edge, whose vectors are zero; a label, or None if all have vectors",
@@ -70,9 +61,8 @@ class Relation(Scheme, name="relation"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        shape: tuple[int, ...] = (self.settings["num_relations"], self.head_size)
-        if self.settings["per_head"]:
-            shape = (self.num_heads, *shape)
+        heads = (self.num_heads,) if self.settings["per_head"] else ()
+        shape = (*heads, self.settings["num_relations"], self.head_size)
         self.key = nn.Parameter(torch.empty(shape))
         if self.settings["values"]:
             self.value = nn.Parameter(torch.empty(shape))
@@ -92,17 +82,11 @@ class Relation(Scheme, name="relation"):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
         return LabelCheck(config, settings)
 
-    def init_weights(self, std: float) -> None:
-        for table in self.parameters():
-            init.normal_(table, mean=0.0, std=std)
-
     def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
         """Return a table with one row per label; the row of `none_label` is zero."""
-        none = self.settings["none_label"]
-        if none is None:
-            rows = rows.clone()
-        else:
-            rows = rows.masked_fill((torch.arange(rows.shape[-2], device=rows.device) == none)[:, None], 0.0)
+        rows = rows.clone()
+        if self.settings["none_label"] is not None:
+            rows[..., self.settings["none_label"], :] = 0.0
         return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
 
     def forward(self, context: AttentionContext) -> Terms:

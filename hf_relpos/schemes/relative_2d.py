@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext, grid_offsets
 from ..attention.formula import Table, Terms
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import Scheme, choice, integer
 
 
 class Relative2d(Scheme, name="relative_2d"):
@@ -27,26 +26,20 @@ class Relative2d(Scheme, name="relative_2d"):
     extrapolation_claim = "nothing about larger images"
     required_inputs = frozenset({"grid"})
     options = {
-        "max_relative_position": Option(
-            default=32,
-            help="m, numbers of rows and of columns below it have a term; a positive integer",
-            accepts=is_count,
-        ),
+        "max_relative_position": integer(32, "m, numbers of rows and of columns below it have a term"),
         "per_head": choice(False, True, help="tables of their own for each head"),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
         self.max_distance = self.settings["max_relative_position"] - 1
-        shape: tuple[int, ...] = (2 * self.max_distance + 1, self.head_size)
-        if self.settings["per_head"]:
-            shape = (self.num_heads, *shape)
+        heads = (self.num_heads,) if self.settings["per_head"] else ()
+        shape = (*heads, 2 * self.max_distance + 1, self.head_size)
         self.height_key_relative_embeddings = nn.Parameter(torch.empty(shape))
         self.width_key_relative_embeddings = nn.Parameter(torch.empty(shape))
 
     def init_weights(self, std: float) -> None:
-        init.normal_(self.height_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
-        init.normal_(self.width_key_relative_embeddings, mean=0.0, std=self.head_size**-0.5)
+        super().init_weights(self.head_size**-0.5)
 
     def table(self, rows: torch.Tensor, steps: torch.Tensor, inside: torch.Tensor) -> Table:
         """Return a table of `rows`, in ascending order of Δ, followed by a zero row for pairs without a term.

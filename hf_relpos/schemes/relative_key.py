@@ -6,16 +6,15 @@ P = `max_position_embeddings`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
-from ..attention.tracing import is_traced
-from .scheme import Option, Scheme, choice, is_count
+from .scheme import Scheme, choice, clipped_table, integer
 
 
 class RelativeKey(Scheme, name="relative_key"):
@@ -30,11 +29,10 @@ class RelativeKey(Scheme, name="relative_key"):
     extrapolation_claim = "as `shaw`, with a row for every trained distance"
     original = "transformers 4.57.6, models/bert/modeling_bert.py"
     options = {
-        "clip": Option(
-            default=None,
-            help="largest distance with an embedding of its own, 1 … max_position_embeddings − 1; None: all of the "
-            "table",
-            accepts=lambda value: value is None or is_count(value),
+        "clip": integer(
+            None,
+            "largest distance with an embedding of its own, at most max_position_embeddings − 1",
+            none="all of the table",
         ),
         "scaling": choice(
             "bert",
@@ -61,42 +59,15 @@ class RelativeKey(Scheme, name="relative_key"):
             )
         return resolved
 
-    def init_weights(self, std: float) -> None:
-        init.normal_(self.weight, mean=0.0, std=std)
-
-    def rows(self, context: AttentionContext) -> torch.Tensor:
-        """Return the rows that offsets of this call use, in ascending order of r, (1, N, d).
-
-        A row of zeros comes last if distances without a term can occur.
-        """
-        largest = self.largest_distance(context)
+    def table(self, context: AttentionContext, scaled: bool) -> Table:
+        """Return the table A of the distances of this call; if its scores are not to be divided by √d, √d · A."""
+        largest = min(self.clip, max(context.high, -context.low))
         offsets = torch.arange(-largest, largest + 1, device=self.weight.device)
-        rows = self.weight[self.max_distance - offsets][None]
-        return nn.functional.pad(rows, (0, 0, 0, 1)) if self.has_zero_row(context) else rows
-
-    def largest_distance(self, context: AttentionContext) -> int:
-        """Return the largest distance that can occur in this call and has a row of its own."""
-        return min(self.clip, max(context.high, -context.low))
-
-    def has_zero_row(self, context: AttentionContext) -> bool:
-        """Whether distances without a term can occur in this call. In a graph they can: it serves any length."""
-        if self.settings["out_of_range"] != "zero":
-            return False
-        return is_traced() or max(context.high, -context.low) > self.clip
-
-    def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
-        """Return the table of these rows."""
-        largest = self.largest_distance(context)
-        if self.has_zero_row(context):
-            return Table(rows, row_of=lambda r: torch.where(r.abs() > largest, 2 * largest + 1, r + largest))
-        return Table(rows, row_of=lambda r: r.clamp(-largest, largest) + largest)
-
-    def query_side(self, rows: torch.Tensor, context: AttentionContext) -> Table:
-        """Return the table A."""
-        return self.table(rows / self.scale if self.settings["scaling"] == "albert" else rows, context)
+        rows = self.weight[self.max_distance - offsets]
+        return clipped_table(rows if scaled else rows / self.scale, -largest, largest, self.settings["out_of_range"])
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(query_table=(self.query_side(self.rows(context), context),))
+        return Terms(query_table=(self.table(context, scaled=self.settings["scaling"] != "albert"),))
 
 
 class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
@@ -107,6 +78,5 @@ class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
     extrapolation_claim = "robust to inputs longer than trained (question answering)"
 
     def forward(self, context: AttentionContext) -> Terms:
-        rows = self.rows(context)
-        key_rows = rows if self.settings["scaling"] == "bert" else rows / self.scale
-        return Terms(query_table=(self.query_side(rows, context),), key_table=(self.table(key_rows, context),))
+        key_side = self.table(context, scaled=self.settings["scaling"] == "bert")
+        return replace(super().forward(context), key_table=(key_side,))

@@ -9,7 +9,7 @@ import torch
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from .scheme import Option, Scheme, choice, is_count, is_number
+from .scheme import Option, Scheme, choice, integer, is_number
 
 
 # α and β of YaRN: turns in the trained length from which on a plane keeps its frequency, and up to which it is scaled.
@@ -59,12 +59,7 @@ class RoPE(Scheme, name="rope"):
             None, "linear", "ntk", "dynamic", "yarn", help="how to reach positions past the trained range"
         ),
         "factor": Option(default=1.0, help="how many times longer, a positive number", accepts=is_number),
-        "trained": Option(
-            default=None,
-            help="tokens it was trained on, for `dynamic` and `yarn`; a positive integer, or None for "
-            "max_position_embeddings",
-            accepts=lambda value: value is None or is_count(value),
-        ),
+        "trained": integer(None, "tokens it was trained on, for `dynamic` and `yarn`", none="max_position_embeddings"),
     }
 
     @classmethod

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Terms
+from ..attention.formula import Table, Terms
 
 
 SCHEMES: dict[str, type["Scheme"]] = {}
@@ -66,6 +67,17 @@ def choice(default: Any, *others: Any, help: str) -> Option:
     return Option(default=default, help=f"{help}; one of {listed}", accepts=one_of(default, *others))
 
 
+def integer(default: int | None, help: str, none: str = "", least: int = 1, most: int = MAX_COUNT) -> Option:
+    """Return an option that is an integer from `least` to `most`, or also None if `none` says what that means."""
+    limit = f" up to {most:,}" if most < MAX_COUNT else ""
+    kind = f"a positive integer{limit}" if least == 1 else f"an integer from {least} on{limit}"
+    return Option(
+        default=default,
+        help=f"{help}; {kind}" + (f", or None for {none}" if none else ""),
+        accepts=lambda value: (bool(none) and value is None) or (is_count(value) and least <= value <= most),
+    )
+
+
 TABLE_LETTERS = "ABcV"  # tables that a scheme may let the user choose
 WHICH_TABLES = Option(
     default=TABLE_LETTERS,
@@ -81,28 +93,21 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
 
 
-def refuse_odd_width(config: Any, name: str) -> None:
-    """Check that pairs of sine and cosine fill the model size.
+def clipped_table(rows: torch.Tensor, low: int, high: int, out_of_range: str) -> Table:
+    """Return a table of the offsets from `low` to `high`, a copy of `rows`.
 
-    Raises:
-        ValueError: if the model size is odd.
+    Args:
+        rows: (high − low + 1, d), or (H or 1, high − low + 1, d).
+        out_of_range: "clip": offsets past the ends share the last rows; "zero": they have a row of zeros.
     """
-    if config.hidden_size % 2:
-        raise ValueError(f"hidden_size = {config.hidden_size}: the sinusoids of the scheme {name!r} need an even one")
-
-
-def refuse_odd_heads(config: Any, name: str) -> None:
-    """Check that pairs of sine and cosine fill the head size.
-
-    Raises:
-        ValueError: if the head size is odd.
-    """
-    size = config.hidden_size // config.num_attention_heads
-    if size % 2:
-        raise ValueError(
-            f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} makes a head "
-            f"size of {size}; the sinusoids of the scheme {name!r} need an even one"
-        )
+    rows = rows if rows.dim() == 3 else rows[None]
+    if out_of_range == "clip":
+        return Table(rows.clone(), row_of=lambda r: r.clamp(low, high) - low)
+    nothing = high - low + 1
+    return Table(
+        nn.functional.pad(rows, (0, 0, 0, 1)),
+        row_of=lambda r: torch.where((r < low) | (r > high), nothing, r - low),
+    )
 
 
 OUT_OF_RANGE = {
@@ -133,6 +138,7 @@ class Scheme(nn.Module):
             text then gives reversed outputs. This may depend on options: see `is_order_blind`.
         zero_is_neutral: whether all terms vanish if all parameters are zero, while not all gradients vanish.
         learned_input_table: whether it adds a learned table of absolute positions to the input, as stock BERT does.
+        even_size: "hidden_size" or "head_size" if pairs of sine and cosine must fill that size.
         required_inputs: inputs that the model's `forward` must be given: `grid`, `relation_ids`.
         uses_absolute_positions: whether terms depend on i and j themselves, not on j − i alone. Then
             `context.positions` is given whenever positions are not 0, 1, 2, …
@@ -149,6 +155,7 @@ class Scheme(nn.Module):
     order_blind: ClassVar[bool] = False
     relative: ClassVar[bool]
     zero_is_neutral: ClassVar[bool] = True
+    even_size: ClassVar[str | None] = None
     required_inputs: ClassVar[frozenset[str]] = frozenset()
     learned_input_table: ClassVar[bool] = False
     uses_absolute_positions: ClassVar[bool] = False
@@ -198,7 +205,14 @@ class Scheme(nn.Module):
 
         Raises:
             ValueError: for an unknown option or a value that is not accepted. It names field, value and what is known.
+                Also for an odd `even_size`.
         """
+        sizes = {"head_size": config.hidden_size // config.num_attention_heads, "hidden_size": config.hidden_size}
+        if cls.even_size and sizes[cls.even_size] % 2:
+            raise ValueError(
+                f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} makes "
+                f"{cls.even_size} = {sizes[cls.even_size]}; the sinusoids of the scheme {cls.name!r} need an even one"
+            )
         options = options or {}
         for key, value in options.items():
             if key not in cls.options:
@@ -265,11 +279,16 @@ class Scheme(nn.Module):
         return None
 
     def init_weights(self, std: float) -> None:
-        """Initialise all parameters, only with functions of `transformers.initialization`: they spare loaded tensors.
+        """Initialise the parameters, only with functions of `transformers.initialization`: they spare loaded tensors.
+
+        By default all are normal. Linear layers, embeddings and normalisations of the scheme were initialised before
+        as in Transformers' models.
 
         Args:
             std: `config.initializer_range`.
         """
+        for parameter in self.parameters(recurse=False):
+            init.normal_(parameter, mean=0.0, std=std)
 
     @classmethod
     def rotates(cls) -> bool:
@@ -306,12 +325,19 @@ class Scheme(nn.Module):
 class InputScheme(nn.Module):
     """Base of the modules that `Scheme.input_module` returns when they need more than position ids.
 
+    Args:
+        settings: the resolved options of the scheme.
+
     Class attributes:
         takes_grid: whether position ids are rows and columns, (B, L, 2); for schemes with
             `required_inputs = {"grid"}`.
     """
 
     takes_grid: ClassVar[bool] = False
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.settings = dict(settings)
 
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None
@@ -326,10 +352,20 @@ class InputScheme(nn.Module):
 
 
 class SharedScheme(nn.Module):
-    """Base of the modules that `Scheme.shared_module` returns. Both methods follow the rules of those of Scheme."""
+    """Base of the modules that `Scheme.shared_module` returns. Its methods follow the rules of those of Scheme.
+
+    Args:
+        config: a RelPosBertConfig.
+        settings: the resolved options of the scheme.
+    """
+
+    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.num_heads: int = config.num_attention_heads
+        self.settings = dict(settings)
 
     def init_weights(self, std: float) -> None:
-        """Initialise the parameters of the module."""
+        """Initialise the parameters of the module, besides those of linear layers, embeddings and normalisations."""
 
     def forward(self, context: AttentionContext) -> Any:
         """Return what the schemes of the layers need, as a tensor or a tuple of tensors."""

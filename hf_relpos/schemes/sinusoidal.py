@@ -8,7 +8,7 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from .encodings import sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
-from .scheme import InputScheme, Option, Scheme, choice, is_number, refuse_odd_width
+from .scheme import InputScheme, Option, Scheme, choice, is_number
 
 
 LAYOUTS = {"interleaved": sinusoid_interleaved, "concat": sinusoid_concat, "t2t": sinusoid_t2t}
@@ -24,16 +24,12 @@ AMPLITUDE = Option(
 class Sinusoid(InputScheme):
     """Sinusoids of positions. No parameters."""
 
-    def __init__(self, layout: str, amplitude: float) -> None:
-        super().__init__()
-        self.layout = layout
-        self.amplitude = amplitude
-
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         precise = torch.promote_types(content.dtype, torch.float32)
-        return self.amplitude * LAYOUTS[self.layout](position_ids, content.shape[-1], precise)
+        waves = LAYOUTS[self.settings["layout"]](position_ids, content.shape[-1], precise)
+        return self.settings["amplitude"] * waves
 
 
 class Sinusoidal(Scheme, name="sinusoidal"):
@@ -49,19 +45,15 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     out_of_range = ("extrapolate",)
     extrapolation_claim = "may extrapolate; Press et al. find that it does not"
     zero_is_neutral = False  # the input has positions from the start
+    even_size = "hidden_size"
     options = {
         "layout": choice("interleaved", "concat", "t2t", help="order and frequencies of sines and cosines"),
         "amplitude": AMPLITUDE,
     }
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_width(config, cls.name)
-        return super().resolve(options, config)
-
-    @classmethod
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
-        return Sinusoid(settings["layout"], settings["amplitude"])
+        return Sinusoid(settings)
 
     def forward(self, context: AttentionContext) -> Terms:
         return Terms()

@@ -18,10 +18,6 @@ class GridSinusoid(InputScheme):
 
     takes_grid = True
 
-    def __init__(self, amplitude: float) -> None:
-        super().__init__()
-        self.amplitude = amplitude
-
     def forward(
         self, position_ids: torch.Tensor, content: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -29,7 +25,7 @@ class GridSinusoid(InputScheme):
         width = content.shape[-1]
         vectors = sinusoid_t2t(position_ids, width // 4 * 2, precise).flatten(-2)
         inside = (position_ids >= 0).all(-1, keepdim=True)
-        return nn.functional.pad(self.amplitude * vectors * inside, (0, width % 4))
+        return nn.functional.pad(self.settings["amplitude"] * vectors * inside, (0, width % 4))
 
 
 class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
@@ -50,7 +46,7 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
 
     @classmethod
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
-        return GridSinusoid(settings["amplitude"])
+        return GridSinusoid(settings)
 
     def forward(self, context: AttentionContext) -> Terms:
         return Terms()

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import t5_bucket
-from .scheme import Option, Scheme, SharedScheme, choice, is_count
+from .scheme import Scheme, SharedScheme, choice, integer
 
 
 class BucketedBias(SharedScheme):
@@ -20,19 +19,14 @@ class BucketedBias(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.buckets = settings["buckets"]
-        self.max_distance = settings["max_distance"]
+        super().__init__(config, settings)
         self.bidirectional = not config.is_decoder
-        self.relative_attention_bias = nn.Embedding(self.buckets, config.num_attention_heads)
-
-    def init_weights(self, std: float) -> None:
-        init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
+        self.relative_attention_bias = nn.Embedding(settings["buckets"], self.num_heads)
 
     def forward(self, context: AttentionContext) -> torch.Tensor:
         """Return the bias, (H, N), in the order of `context.offsets`."""
         r = context.offsets(context.device)
-        bucket = t5_bucket(r, self.buckets, self.max_distance, self.bidirectional)
+        bucket = t5_bucket(r, self.settings["buckets"], self.settings["max_distance"], self.bidirectional)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
 
@@ -52,16 +46,11 @@ class T5(Scheme, name="t5"):
     out_of_range = ("clip",)
     extrapolation_claim = "nothing itself; Press et al. find that perplexity holds a little beyond the trained length"
     options = {
-        "buckets": Option(
-            default=32,
-            help="size of the table; a multiple of 4 (of 2 in a decoder)",
-            accepts=is_count,
-        ),
-        "max_distance": Option(
-            default=128,
-            help="all distances from it on share the last bucket; a positive integer, larger than the distances that "
-            "have buckets of their own, buckets/4 (buckets/2 in a decoder)",
-            accepts=is_count,
+        "buckets": integer(32, "size of the table, a multiple of 4 (of 2 in a decoder)"),
+        "max_distance": integer(
+            128,
+            "all distances from it on share the last bucket; larger than the distances that have one of their "
+            "own, buckets/4 (buckets/2 in a decoder)",
         ),
         "scaling": choice("bert", "t5", help="s: 1/√d (bert, MPNet) or 1 (t5)"),
     }

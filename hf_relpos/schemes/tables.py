@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Table, Terms, toeplitz_table
 from ..attention.tracing import is_traced
-from .scheme import TABLE_LETTERS, WHICH_TABLES, Option, Scheme, choice, is_count
+from .scheme import TABLE_LETTERS, WHICH_TABLES, Scheme, choice, integer
 
 
 def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
@@ -48,24 +47,17 @@ class Tables(Scheme, name="tables"):
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="tables of their own for each head"),
-        "max_distance": Option(
-            default=None,
-            help="largest distance with an embedding of its own; a positive integer, or None for "
-            "max_position_embeddings − 1",
-            accepts=lambda value: value is None or is_count(value),
+        "max_distance": integer(
+            None, "largest distance with an embedding of its own", none="max_position_embeddings − 1"
         ),
         "storage": choice("knots", "rows", help="one row for each knot, or for each distance"),
-        "dense": Option(
-            default=16, help="every distance up to this one has a knot; a positive integer", accepts=is_count
-        ),
-        "per_octave": Option(
-            default=4, help="knots for each doubling of the distance; a positive integer", accepts=is_count
-        ),
+        "dense": integer(16, "every distance up to this one has a knot"),
+        "per_octave": integer(4, "knots for each doubling of the distance"),
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.max_distance = self.settings["max_distance"]
+        self.max_distance = self.settings["max_distance"] or max(config.max_position_embeddings - 1, 1)
         if self.settings["storage"] == "knots":
             self.knots = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
         else:
@@ -76,17 +68,6 @@ class Tables(Scheme, name="tables"):
             has_table = letter in self.settings["terms"]
             table = nn.Parameter(torch.empty(heads, len(self.knots), *width)) if has_table else None
             self.register_parameter(letter, table)
-
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["max_distance"] is None:
-            resolved["max_distance"] = max(config.max_position_embeddings - 1, 1)
-        return resolved
-
-    def init_weights(self, std: float) -> None:
-        for parameter in self.parameters():
-            init.normal_(parameter, mean=0.0, std=std)
 
     def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Compute rows at offsets from rows at knots, by linear interpolation; exact at the knots.
@@ -100,38 +81,28 @@ class Tables(Scheme, name="tables"):
         """
         knots = torch.tensor(self.knots, device=rows.device)
         clipped = offsets.clamp(-self.max_distance, self.max_distance)
-        right = self.next_knot(knots, clipped)
+        if len(knots) == 2 * self.max_distance + 1:  # every offset is a knot
+            right = clipped + self.max_distance
+        else:
+            right = (knots < clipped[:, None]).sum(-1)  # ONNX has no searchsorted
         left = (right - 1).clamp(min=0)
         gap = (knots[right] - knots[left]).clamp(min=1)
         left_weight = (knots[right] - clipped).to(rows.dtype) / gap
-        if self.settings["out_of_range"] == "zero":
-            in_range = (offsets.abs() <= self.max_distance).to(rows.dtype)
-        else:
-            in_range = torch.ones_like(left_weight)
+        in_range = (offsets.abs() <= self.max_distance) | (self.settings["out_of_range"] == "clip")
         column = (-1,) + (1,) * (rows.dim() - 2)
         of_left, of_right = left_weight * in_range, (1 - left_weight) * in_range
         return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
 
-    def next_knot(self, knots: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Return the number of the first knot that is not to the left of each offset, (M,)."""
-        if len(self.knots) == 2 * self.max_distance + 1:  # every offset is a knot
-            return offsets + self.max_distance
-        if is_traced():  # ONNX has no searchsorted
-            return (knots < offsets[:, None]).sum(-1)
-        return torch.searchsorted(knots, offsets)
-
-    def table(self, letter: str, context: AttentionContext) -> tuple[Table, ...]:
-        """Return the table of that letter for this call, or an empty tuple."""
-        rows = getattr(self, letter)
-        if rows is None:
-            return ()
+    def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
+        """Return the table of this call, from rows at knots."""
         if is_traced():  # sizes are not known in a graph
-            return (toeplitz_table(self.expand(rows, context.offsets(rows.device)), context),)
+            return toeplitz_table(self.expand(rows, context.offsets(rows.device)), context)
         reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # all rows from here on are the same
         first, last = (max(-reach, min(end, reach)) for end in (context.low, context.high))
         distinct = self.expand(rows, torch.arange(first, last + 1, device=rows.device))
-        return (Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first),)
+        return Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first)
 
     def forward(self, context: AttentionContext) -> Terms:
-        tables: dict[str, Any] = {field: self.table(letter, context) for letter, field in TABLE_FIELDS.items()}
+        letters = self.settings["terms"]
+        tables: dict[str, Any] = {TABLE_FIELDS[each]: (self.table(getattr(self, each), context),) for each in letters}
         return Terms(**tables)

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import sinusoid_t2t
-from .scheme import Scheme, choice, refuse_odd_heads
+from .scheme import MAX_COUNT, Scheme, choice
 
 
 class Tener(Scheme, name="tener"):
@@ -30,6 +30,7 @@ class Tener(Scheme, name="tener"):
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "tells direction and distance; nothing about longer inputs"
     zero_is_neutral = False  # R has no parameters, and s = 1
+    even_size = "head_size"
     options = {
         "terms": choice("code", "paper", help="five terms as released, or four without k_j·R_{−r}"),
         "scale": choice(False, True, help="divide the scores by √d"),
@@ -37,7 +38,8 @@ class Tener(Scheme, name="tener"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.max_distance = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else None
+        clips = self.settings["out_of_range"] == "clip"
+        self.max_distance = config.max_position_embeddings - 1 if clips else MAX_COUNT
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
 
@@ -45,19 +47,13 @@ class Tener(Scheme, name="tener"):
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         return None if settings["scale"] else 1.0
 
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_heads(config, cls.name)
-        return super().resolve(options, config)
-
     def init_weights(self, std: float) -> None:
         init.xavier_normal_(self.r_r_bias)
         init.xavier_normal_(self.r_w_bias)
 
     def sinusoid(self, distances: torch.Tensor) -> torch.Tensor:
         """Return R of every distance, (1, N, d)."""
-        if self.max_distance is not None:
-            distances = distances.clamp(-self.max_distance, self.max_distance)
+        distances = distances.clamp(-self.max_distance, self.max_distance)
         return sinusoid_t2t(distances, self.head_size, self.r_w_bias.dtype)[None]
 
     def forward(self, context: AttentionContext) -> Terms:

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
 from .encodings import sinusoid_concat
-from .scheme import Option, Scheme, is_count, refuse_odd_width
+from .scheme import MAX_COUNT, Scheme, integer
 
 
 class TransformerXL(Scheme, name="transformer_xl"):
@@ -26,40 +25,27 @@ class TransformerXL(Scheme, name="transformer_xl"):
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "works with a longer memory than it was trained with (causal)"
+    even_size = "hidden_size"
     options = {
-        "clamp_len": Option(
-            default=None,
-            help="distances past it are clipped to it, on both sides; a positive integer, or None for "
-            "max_position_embeddings − 1 when out_of_range='clip' and for no limit otherwise",
-            accepts=lambda value: value is None or is_count(value),
+        "clamp_len": integer(
+            None,
+            "distances past it are clipped to it, on both sides",
+            none="max_position_embeddings − 1 when out_of_range='clip' and for no limit otherwise",
         )
     }
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.clamp_len = self.settings["clamp_len"]
-        if self.clamp_len is None and self.settings["out_of_range"] == "clip":
-            self.clamp_len = config.max_position_embeddings - 1
-        self.hidden_size = config.hidden_size
+        last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else MAX_COUNT
+        self.clamp_len = self.settings["clamp_len"] or last
         self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
 
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_width(config, cls.name)
-        return super().resolve(options, config)
-
-    def init_weights(self, std: float) -> None:
-        init.normal_(self.r_net.weight, mean=0.0, std=std)
-        init.normal_(self.r_w_bias, mean=0.0, std=std)
-        init.normal_(self.r_r_bias, mean=0.0, std=std)
-
     def forward(self, context: AttentionContext) -> Terms:
         distances = -context.offsets(self.r_w_bias.device)
-        if self.clamp_len is not None:
-            distances = distances.clamp(-self.clamp_len, self.clamp_len)
-        sinusoid = sinusoid_concat(distances, self.hidden_size, self.r_w_bias.dtype)
+        distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        sinusoid = sinusoid_concat(distances, self.num_heads * self.head_size, self.r_w_bias.dtype)
         rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
         return Terms(

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
@@ -59,10 +58,8 @@ class TupePositions(SharedScheme):
     """
 
     def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         self.positions = config.max_position_embeddings
-        self.out_of_range = settings["out_of_range"]
-        self.num_heads = config.num_attention_heads
         self.scale = Tupe.scale_of(settings, config)
         size = config.hidden_size
         self.pos = nn.Embedding(self.positions + 1, size)
@@ -71,16 +68,6 @@ class TupePositions(SharedScheme):
         self.pos_k_linear = nn.Linear(size, size)
         relative = settings["variant"] == "R"
         self.relative_attention_bias = nn.Embedding(BUCKETS + 1, self.num_heads) if relative else None
-
-    def init_weights(self, std: float) -> None:
-        init.normal_(self.pos.weight, mean=0.0, std=std)
-        init.ones_(self.pos_ln.weight)
-        init.zeros_(self.pos_ln.bias)
-        for linear in (self.pos_q_linear, self.pos_k_linear):
-            init.normal_(linear.weight, mean=0.0, std=std)
-            init.zeros_(linear.bias)
-        if self.relative_attention_bias is not None:
-            init.normal_(self.relative_attention_bias.weight, mean=0.0, std=std)
 
     def project(self, linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         """Project the embeddings of row numbers (…, N) to vectors (…, H, N, d)."""
@@ -106,7 +93,7 @@ class TupePositions(SharedScheme):
         key = self.project(self.pos_k_linear, j.clamp(max=self.positions - 1) + 1)
         theta = self.scale * torch.matmul(query, key.transpose(-1, -2))  # (…, H, L, K)
         i, j = i[..., None, :, None], j[..., None, None, :]
-        if self.out_of_range == "zero":
+        if self.settings["out_of_range"] == "zero":
             theta = theta * ((i < self.positions) & (j < self.positions))
         rows = torch.arange(2, device=device)
         own = self.project(self.pos_q_linear, rows) * self.project(self.pos_k_linear, rows)

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms, toeplitz_table
 from .encodings import sinusoid_concat
-from .scheme import Scheme, choice, refuse_odd_width
+from .scheme import MAX_COUNT, Scheme, choice
 from .transformer_xl import TransformerXL
 
 
@@ -32,6 +31,7 @@ class XLNet(Scheme, name="xlnet"):
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "as `transformer_xl`"
+    even_size = "hidden_size"
     options = {
         "clamp_len": TransformerXL.options["clamp_len"],
         "segments": choice(True, False, help="the term for the same and for different token types"),
@@ -39,9 +39,8 @@ class XLNet(Scheme, name="xlnet"):
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
-        self.clamp_len = self.settings["clamp_len"]
-        if self.clamp_len is None and self.settings["out_of_range"] == "clip":
-            self.clamp_len = config.max_position_embeddings - 1
+        last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else MAX_COUNT
+        self.clamp_len = self.settings["clamp_len"] or last
         heads = (self.num_heads, self.head_size)
         self.r = nn.Parameter(torch.empty(config.hidden_size, *heads))
         self.r_w_bias = nn.Parameter(torch.empty(heads))
@@ -49,23 +48,6 @@ class XLNet(Scheme, name="xlnet"):
         if self.settings["segments"]:
             self.r_s_bias = nn.Parameter(torch.empty(heads))
             self.seg_embed = nn.Parameter(torch.empty(2, *heads))
-
-    @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        refuse_odd_width(config, cls.name)
-        return super().resolve(options, config)
-
-    def init_weights(self, std: float) -> None:
-        for parameter in self.parameters():
-            init.normal_(parameter, mean=0.0, std=std)
-
-    def position_rows(self, context: AttentionContext) -> torch.Tensor:
-        """Return W R_{−r} for every offset of the call, (H, N, d)."""
-        distances = -context.offsets(self.r.device)
-        if self.clamp_len is not None:
-            distances = distances.clamp(-self.clamp_len, self.clamp_len)
-        sinusoid = sinusoid_concat(distances, self.r.shape[0], self.r.dtype)
-        return torch.einsum("nD,Dhd->hnd", sinusoid, self.r)
 
     def different(self, context: AttentionContext) -> torch.Tensor:
         """Return 1 where token types of i and j are known to differ, else 0: (B, L, K), or (L, K) without types."""
@@ -79,7 +61,10 @@ class XLNet(Scheme, name="xlnet"):
         return ((types[:, :, None] != of_keys[:, None, :]) & is_known).long()
 
     def forward(self, context: AttentionContext) -> Terms:
-        rows = self.position_rows(context)
+        distances = -context.offsets(self.r.device)
+        distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        sinusoid = sinusoid_concat(distances, self.r.shape[0], self.r.dtype)
+        rows = torch.einsum("nD,Dhd->hnd", sinusoid, self.r)  # W R_{−r}, (H, N, d)
         A = [toeplitz_table(rows, context)]
         c = [toeplitz_table(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]
         if self.settings["segments"]:

@@ -1,26 +1,13 @@
 """Absolute positions: plain attention, and one learned table at the input (Devlin et al. 2018)."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, layer_error, padding, tiny_attention, tiny_model
+from oracles import array, padding, tiny_model
 from transformers import BertConfig, BertModel
 
 from hf_relpos import RelPosBertModel
-
-
-def test_attention_has_no_position():
-    layer = tiny_attention("absolute")
-    hidden = torch.randn(2, 9, 24, dtype=torch.float64)
-
-    def score(q, k, h, i, j):
-        return q @ k / math.sqrt(8)
-
-    assert layer_error(layer, hidden, padding([9, 5], 9), score) <= 1e-10
-    assert not list(layer.distance_embedding.parameters())
 
 
 def test_input_is_layernorm_of_word_type_and_position():

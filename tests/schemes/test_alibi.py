@@ -7,11 +7,9 @@ import math
 
 import pytest
 import torch
-from errors import raises
-from oracles import golden, layer_error, padding, tiny_attention, tiny_config
+from oracles import golden, layer_error, padding, tiny_attention
 
 from hf_relpos.attention.context import AttentionContext
-from hf_relpos.models.capabilities import supported_implementations
 from hf_relpos.schemes.alibi import alibi_slopes
 
 
@@ -38,56 +36,27 @@ def hidden():
 @pytest.mark.parametrize("heads", [2, 3, 12])
 def test_symmetric(heads, hidden):
     layer = tiny_attention("alibi", num_attention_heads=heads)
-    assert not list(layer.distance_embedding.parameters())
     assert layer_error(layer, hidden, REAL, paper(SLOPES[heads], lambda h, r: abs(r))) <= 1e-10
-    # what a causal implementation does in an encoder: nothing to the right, or less than nothing
-    assert layer_error(layer, hidden, REAL, paper(SLOPES[heads], lambda h, r: max(-r, 0))) > 1e-2
-    assert layer_error(layer, hidden, REAL, paper(SLOPES[heads], lambda h, r: -r)) > 1e-2
-
-
-def test_plain_geometric_slopes_are_seen(hidden):
-    layer = tiny_attention("alibi", num_attention_heads=12)
-    plain = [2 ** (-8 * h / 12) for h in range(1, 13)]
-    assert layer_error(layer, hidden, REAL, paper(plain, lambda h, r: abs(r))) > 1e-2
 
 
 def test_offset(hidden):
     layer = tiny_attention("alibi", position_options={"variant": "offset"})
     assert layer_error(layer, hidden, REAL, paper(SLOPES[3], lambda h, r: -r if r <= 0 else r - 0.5)) <= 1e-10
-    assert layer_error(layer, hidden, REAL, paper(SLOPES[3], lambda h, r: r if r >= 0 else -r - 0.5)) > 1e-3
-    assert layer_error(layer, hidden, REAL, paper(SLOPES[3], lambda h, r: abs(r))) > 1e-3
 
 
 def test_asymmetric(hidden):
     """The first two of four heads see the left, the others the right; all have the slopes of two heads."""
     layer = tiny_attention("alibi", num_attention_heads=4, position_options={"variant": "asymmetric"})
 
-    def seen(left, right):
-        hidden_far = [left, left, right, right]
-        return lambda h, r: math.inf if hidden_far[h](r) else abs(r)
-
-    def to_the_left(r):
-        return r < 0
-
-    def to_the_right(r):
-        return r > 0
+    def distance(h, r):
+        return abs(r) if r == 0 or (r < 0) == (h < 2) else math.inf
 
     # a query of padding, in a head that sees the right, has no keys: zeros here, NaN in the loop
-    real = padding([LENGTH], LENGTH)
-    score = paper(SLOPES[2] * 2, seen(to_the_right, to_the_left))
-    assert layer_error(layer, hidden[:1], real, score) <= 1e-10
-    assert layer_error(layer, hidden[:1], real, paper(SLOPES[2] * 2, seen(to_the_left, to_the_right))) > 1e-2
-    assert layer_error(layer, hidden[:1], real, paper(SLOPES[4], seen(to_the_right, to_the_left))) > 1e-2
+    assert layer_error(layer, hidden[:1], padding([LENGTH], LENGTH), paper(SLOPES[2] * 2, distance)) <= 1e-10
     out, weights = layer(hidden, attention_mask=REAL[:, None, None, :])
     assert out.isfinite().all() and weights[1, 2:, 9:].abs().max() == 0
     alone, _ = layer(hidden[1:, :9])
     assert (out[1:, :9] - alone).abs().max() <= 1e-12
-
-
-def test_left_and_right_never_coincide_with_an_offset():
-    terms = tiny_attention("alibi", position_options={"variant": "offset"}).distance_embedding(AttentionContext(9, 9))
-    bias = terms.bias[0].rows
-    assert all(len(row.unique()) == bias.shape[1] for row in bias)
 
 
 @pytest.mark.parametrize("heads", range(1, 17))
@@ -99,17 +68,15 @@ def test_slopes_of_the_original(heads):
 CASES = [4, 12]
 
 
-def biases(heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ours, and fairseq's mask: m_h·j, −inf above the diagonal; both (H, L, L)."""
-    sizes, tensors = golden("alibi")
-    context = AttentionContext(sizes["length"], sizes["length"])
-    scheme = tiny_attention("alibi", num_attention_heads=heads).distance_embedding
-    return scheme(context).bias[0].scalars(context)[0], tensors[f"mask.{heads}"]
-
-
 def parity(heads: int) -> float:
-    """Largest difference of the weights; m_h·j under a causal mask is −m_h·(i − j) up to a constant of the row."""
-    bias, original = biases(heads)
+    """Largest difference of the weights from those of fairseq's mask, (H, L, L), −inf above the diagonal.
+
+    Its m_h·j is −m_h·(i − j) up to a constant of the row.
+    """
+    sizes, tensors = golden("alibi")
+    original, context = tensors[f"mask.{heads}"], AttentionContext(sizes["length"], sizes["length"])
+    scheme = tiny_attention("alibi", num_attention_heads=heads).distance_embedding
+    bias = scheme(context).bias[0].scalars(context)[0]
     scores = torch.randn(bias.shape)
     ours = (scores + bias).masked_fill(original == -math.inf, -math.inf).softmax(-1)
     return (ours - (scores + original).softmax(-1)).abs().max().item()
@@ -118,15 +85,3 @@ def parity(heads: int) -> float:
 @pytest.mark.parametrize("heads", CASES)
 def test_equals_the_original_code(heads):
     assert parity(heads) <= 1e-6
-    # and only there: without the mask the original would favour the end of the text
-    bias, original = biases(heads)
-    scores = torch.randn(bias.shape)
-    assert ((scores + bias).softmax(-1) - (scores + original[:, -1:]).softmax(-1)).abs().max() > 0.1
-
-
-def test_half_of_an_odd_number_of_heads():
-    with raises(ValueError, "position_options['variant'] = 'asymmetric'", "num_attention_heads = 3"):
-        tiny_config("alibi", position_options={"variant": "asymmetric"})
-    one_sided = tiny_config("alibi", num_attention_heads=4, position_options={"variant": "asymmetric"})
-    assert supported_implementations(one_sided) == ["relpos", "sdpa", "eager", "flex_attention"]
-    assert supported_implementations(tiny_config("alibi")) == ["relpos", "sdpa", "eager", "flex_attention"]

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import array, golden, padding, paper_attention, tiny_attention, tiny_model
-
-from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
+from oracles import array, golden, padding, paper_attention, tiny_attention
 
 
 DIRECTIONS = {
@@ -25,21 +23,15 @@ def paper(direction):
     return score
 
 
-@torch.no_grad()
-def error(layer, hidden, real, direction):
-    """As `layer_error`; a token without a key gets zeros, where the loop divides zero by zero."""
-    out, weights = layer(hidden, attention_mask=real[:, None, None, :])
-    expected = [np.nan_to_num(part) for part in paper_attention(layer, hidden, real, paper(direction))]
-    return max(np.abs(array(out) - expected[0]).max(), np.abs(array(weights) - expected[1]).max())
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@torch.no_grad()
 def test_equals_the_paper(direction):
     layer = tiny_attention("disan", position_options={"direction": direction})
     hidden, real = torch.randn(3, 9, 24, dtype=torch.float64), padding([9, 5, 1], 9)
-    assert error(layer, hidden, real, direction) <= 1e-10
-    others = [other for other in DIRECTIONS if other != direction]
-    assert all(error(layer, hidden, real, other) > 1e-2 for other in others)
+    out, weights = layer(hidden, attention_mask=real[:, None, None, :])
+    # a token without a key gets zeros, where the loop divides zero by zero
+    expected = [np.nan_to_num(part) for part in paper_attention(layer, hidden, real, paper(direction))]
+    assert max(np.abs(array(out) - expected[0]).max(), np.abs(array(weights) - expected[1]).max()) <= 1e-10
 
 
 def test_half_of_the_heads_go_each_way():
@@ -83,30 +75,3 @@ def test_tokens_without_a_key_get_zeros(backend, mask, dtype):
     empty = torch.arange(6)[None] >= torch.tensor([6, 3 if mask != "none" else 6])[:, None] - 1
     assert torch.equal((out == 0).all(-1), empty)  # the last real token looks at padding only, which it may not
     assert out.isfinite().all() and hidden.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("is_decoder", [False, True], ids=["encoder", "decoder"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@torch.no_grad()
-def test_backends_agree(direction, is_decoder):
-    model = tiny_model(
-        RelPosBertModel, "disan", "eager", is_decoder=is_decoder, position_options={"direction": direction}
-    )
-    ids = torch.randint(1, 50, (3, 9))
-    cases = [{}, {"attention_mask": padding([9, 6, 1], 9).long()}, {"position_ids": torch.arange(9)[None] % 5}]
-    expected = [model(ids, **case).last_hidden_state for case in cases]
-    model.set_attn_implementation("sdpa")
-    for case, one in zip(cases, expected, strict=True):
-        assert (model(ids, **case).last_hidden_state - one).abs().max() <= 1e-5
-
-
-def test_combined_with_distances():
-    """The masks of one, the terms of the other."""
-    model = tiny_model(RelPosBertForMaskedLM, ["disan", "shaw"], position_options={"disan": {"direction": "forward"}})
-    ids = torch.randint(1, 50, (2, 9))
-    outputs = model(ids, labels=ids, output_attentions=True)
-    assert all((weights.triu() == 0).all() for weights in outputs.attentions)
-    outputs.loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    tables = [parameter for name, parameter in model.named_parameters() if "distance_embedding" in name]
-    assert len(tables) == 4 and all(table.grad.abs().max() > 0 for table in tables)

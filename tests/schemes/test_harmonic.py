@@ -13,8 +13,6 @@ import pytest
 import torch
 from oracles import array, attention_by_loop, layer_error, padding, tiny_attention, tiny_config, tiny_model, uncompiled
 from torch import nn
-from torch.autograd import gradcheck
-from torch.func import functional_call
 
 from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms, explain_backend
 from hf_relpos.attention.backends import chunked
@@ -168,20 +166,6 @@ def test_gradients_are_those_of_the_rows(name):
             assert (got - expected).abs().max() <= 1e-10
 
 
-def test_gradients_of_the_features_by_finite_differences():
-    options = {"waves": 2, "period": 9}
-    layer = tiny_attention("harmonic", hidden_size=12, position_options=options)
-    layer.config._attn_implementation = "relpos"
-    names = [name for name, _ in layer.named_parameters() if "distance_embedding" in name]
-    hidden = torch.randn(1, 5, 12, dtype=torch.float64, requires_grad=True)
-    mask = padding([4], 5)[:, None, None, :]
-
-    def run(hidden, *tensors):
-        return functional_call(layer, dict(zip(names, tensors, strict=True)), (hidden, mask))[0]
-
-    assert gradcheck(run, (hidden, *(layer.get_parameter(name) for name in names)))
-
-
 def test_dropout_leaves_out_values_and_their_waves_together():
     """Weights are dropped alike from the same seed, whichever way the terms are computed."""
     call = Case("padding").call()
@@ -281,14 +265,3 @@ def test_frequencies():
     config = tiny_config("harmonic", max_position_embeddings=128)
     (slowest, *_, fastest) = RelPosBertModel(config).encoder.layer[0].attention.self.distance_embedding.frequencies
     assert slowest == 2**24 // 256 and abs(fastest * STEP - 0.85 * math.pi) <= STEP
-
-
-@pytest.mark.parametrize(
-    "options", [{"waves": 0}, {"waves": 2.5}, {"period": 3}, {"period": 0}, {"terms": "AC"}, {"per_head": 1}]
-)
-def test_options_that_no_model_can_have(options):
-    (name,) = options
-    with pytest.raises(
-        ValueError, match=rf"position_options\['{name}'\] = .* is not accepted by the scheme 'harmonic'"
-    ):
-        tiny_config("harmonic", position_options=options)

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from errors import raises
 from oracles import array, attention_by_loop, golden, layer_error, padding, projections, tiny_attention, tiny_config
 
 from hf_relpos import AttentionContext, attend
@@ -18,23 +17,17 @@ from hf_relpos.schemes.registry import build_scheme
 REAL = padding([9, 5], 9)
 
 
-def paper(layer, max_distance, causal, out_of_range="zero", sign=1, reverse=False):
-    """Score and value.
-
-    Args:
-        beyond: "zero", or "clip", which is Shaw's way.
-        sign, reverse: −1 and True make mistakes that the comparison must see.
-    """
+def paper(layer, max_distance, causal, out_of_range="zero"):
+    """Score and value."""
     scheme = layer.distance_embedding
     tables = [array(table) for table in scheme.parameters()]
 
     def vector(table, h, i, j):
-        r = sign * (j - i)
+        r = j - i
         if (causal and r > 0) or (out_of_range == "zero" and abs(r) >= max_distance):
             return np.zeros(8)
         row = max(1 - max_distance, min(max_distance - 1, r)) + max_distance - 1
-        rows = table[h] if table.ndim == 3 else table
-        return rows[len(rows) - 1 - row if reverse else row]
+        return (table[h] if table.ndim == 3 else table)[row]
 
     def score(q, k, h, i, j):
         return q @ (k + vector(tables[0], h, i, j)) / math.sqrt(8)
@@ -52,19 +45,7 @@ def paper(layer, max_distance, causal, out_of_range="zero", sign=1, reverse=Fals
 def test_equals_the_paper(max_distance, values, causal, per_head, out_of_range, hidden):
     options = {"max_relative_position": max_distance, "values": values, "causal": causal}
     layer = tiny_attention("music", position_options={**options, "per_head": per_head, "out_of_range": out_of_range})
-    rows = max_distance if causal else 2 * max_distance - 1
-    shape = (3, rows, 8) if per_head else (rows, 8)
-    names = ["key_relative_embeddings", "value_relative_embeddings"][: 1 + values]
-    parameters = layer.distance_embedding.named_parameters()
-    assert {name: tuple(parameter.shape) for name, parameter in parameters} == dict.fromkeys(names, shape)
     assert layer_error(layer, hidden, REAL, *paper(layer, max_distance, causal, out_of_range)) <= 1e-10
-
-
-@pytest.mark.parametrize("mistake", [{"out_of_range": "clip"}, {"sign": -1}, {"reverse": True}], ids=str)
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-def test_comparison_sees(causal, mistake, hidden):
-    layer = tiny_attention("music", position_options={"max_relative_position": 4, "causal": causal})
-    assert layer_error(layer, hidden, REAL, *paper(layer, 4, causal, **mistake)) > 1e-2
 
 
 def test_by_default_decoders_look_left_and_encoders_both_ways():
@@ -79,7 +60,6 @@ def test_longer_than_the_trained_range():
     layer = tiny_attention("music")
     hidden = torch.randn(1, 24, 24, dtype=torch.float64)
     assert layer_error(layer, hidden, padding([24], 24), *paper(layer, 16, False)) <= 1e-10
-    assert layer_error(layer, hidden, padding([24], 24), *paper(layer, 16, False, out_of_range="clip")) > 1e-2
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
@@ -122,9 +102,3 @@ def parity(case: str) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_original_code(case):
     assert parity(case) <= 2e-6
-
-
-@pytest.mark.parametrize("max_distance", [0, -2, True, 1.5, "8"])
-def test_reach_is_a_positive_integer_or_none(max_distance):
-    with raises(ValueError, "position_options['max_relative_position']"):
-        tiny_attention("music", position_options={"max_relative_position": max_distance})

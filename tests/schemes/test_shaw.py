@@ -7,61 +7,38 @@ import math
 
 import pytest
 import torch
-from errors import raises
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config
 
 from hf_relpos import AttentionContext, attend
 from hf_relpos.schemes.registry import build_scheme
 
 
-def paper(layer, clip, keys="key", values="value", sign=1):
-    """Score and value of the paper; `sign` −1 turns the offset round."""
-    a_key = array(getattr(layer.distance_embedding, keys))
-    a_value = array(getattr(layer.distance_embedding, values))
+def paper(layer, clip, out_of_range):
+    """Score and value of the paper; "zero" is the case without a term past `clip`."""
 
-    def row(i, j):
-        return max(-clip, min(clip, sign * (j - i))) + clip
+    def vector(table, h, i, j):
+        if out_of_range == "zero" and abs(j - i) > clip:
+            return 0.0
+        rows = array(table[h] if table.dim() == 3 else table)
+        return rows[max(-clip, min(clip, j - i)) + clip]
 
     def score(q, k, h, i, j):
-        return q @ (k + a_key[row(i, j)]) / math.sqrt(8)
+        return q @ (k + vector(layer.distance_embedding.key, h, i, j)) / math.sqrt(8)
 
     def value(v, h, i, j):
-        return v + a_value[row(i, j)]
+        return v + vector(layer.distance_embedding.value, h, i, j)
 
     return score, value
 
 
-@pytest.mark.parametrize("clip", [1, 3, 16])
-def test_equals_the_paper(clip):
-    layer = tiny_attention("shaw", position_options={"clip": clip})
-    scheme = layer.distance_embedding
-    assert tuple(scheme.key.shape) == tuple(scheme.value.shape) == (2 * clip + 1, 8)
-    hidden, real = torch.randn(2, 9, 24, dtype=torch.float64), padding([9, 5], 9)
-    assert layer_error(layer, hidden, real, *paper(layer, clip)) <= 1e-10
-    # the comparison must see the other sign, the tables exchanged, and the value side left out
-    assert layer_error(layer, hidden, real, *paper(layer, clip, sign=-1)) > 1e-2
-    assert layer_error(layer, hidden, real, *paper(layer, clip, keys="value", values="key")) > 1e-2
-    assert layer_error(layer, hidden, real, paper(layer, clip)[0]) > 1e-2
-
-
-def test_clips_distances():
-    layer = tiny_attention("shaw", position_options={"clip": 3})
-    hidden, real = torch.randn(1, 24, 24, dtype=torch.float64), padding([24], 24)
-    assert layer_error(layer, hidden, real, *paper(layer, 3)) <= 1e-10
-    assert layer_error(layer, hidden, real, *paper(layer, 2)) > 1e-2  # rows 1 … 5 of 0 … 6: not the same clip
-
-
-def test_default_clip_and_long_input():
-    layer = tiny_attention("shaw")
-    assert layer.distance_embedding.key.shape[0] == 33
-    hidden, real = torch.randn(1, 40, 24, dtype=torch.float64), padding([38], 40)
-    assert layer_error(layer, hidden, real, *paper(layer, 16)) <= 1e-10
-
-
-@pytest.mark.parametrize("clip", [0, -2, None, True, 1.5, "8"])
-def test_clip_is_a_positive_integer(clip):
-    with raises(ValueError, "position_options['clip']"):
-        tiny_attention("shaw", position_options={"clip": clip})
+@pytest.mark.parametrize("out_of_range", ["clip", "zero"])
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("clip, length", [(1, 9), (3, 9), (16, 9), (16, 40)])
+def test_equals_the_paper(clip, length, per_head, out_of_range):
+    options = {"clip": clip, "per_head": per_head, "out_of_range": out_of_range}
+    layer = tiny_attention("shaw", position_options=options)
+    hidden, real = torch.randn(2, length, 24, dtype=torch.float64), padding([length, 5], length)
+    assert layer_error(layer, hidden, real, *paper(layer, clip, out_of_range)) <= 1e-10
 
 
 CASES = [("near", False), ("near", True), ("far", False), ("far", True), ("heads", True)]
@@ -90,23 +67,3 @@ def parity(case: tuple[str, bool]) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_original_code(case):
     assert parity(case) <= 2e-6
-
-
-def test_tables_for_each_head():
-    layer = tiny_attention("shaw", position_options={"clip": 3, "per_head": True})
-    scheme = layer.distance_embedding
-    assert tuple(scheme.key.shape) == tuple(scheme.value.shape) == (3, 7, 8)
-    key, value = array(scheme.key), array(scheme.value)
-    hidden, real = torch.randn(2, 9, 24, dtype=torch.float64), padding([9, 5], 9)
-
-    def error(head):
-        def score(q, k, h, i, j):
-            return q @ (k + key[head(h), max(-3, min(3, j - i)) + 3]) / math.sqrt(8)
-
-        def averaged(v, h, i, j):
-            return v + value[head(h), max(-3, min(3, j - i)) + 3]
-
-        return layer_error(layer, hidden, real, score, averaged)
-
-    assert error(lambda h: h) <= 1e-10
-    assert error(lambda h: 2 - h) > 1e-2

@@ -5,10 +5,8 @@ score = [q_i·k_j + q_i·W R_{i−j} + u·k_j + v·W R_{i−j} + (q_i + w)·g_ij
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from errors import raises
 from oracles import array, golden, layer_error, padding, sine_cosine, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertModel
@@ -18,31 +16,22 @@ REAL = padding([9, 6], 9)
 TYPES = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0, 0]])
 
 
-def paper(layer, types=TYPES, clamp=None, sign=1, same=0, drop="", width=24):
-    """The paper's score; the last four arguments make the mistakes that the comparison must see.
+def paper(layer, types=TYPES, clamp=math.inf):
+    """The paper's score.
 
     Args:
         types: (1, L) or None: no segments.
         clamp: largest distance with an embedding of its own.
-        sign: −1 counts j − i.
-        same: row of `seg_embed` for one segment (Funnel has them the other way round).
-        drop: any of "u", "v", "w", left out.
-        width: of the sinusoid, repeated to fill D.
     """
     scheme = layer.distance_embedding
-    W = array(scheme.r)
-    u, v = array(scheme.r_w_bias) * ("u" not in drop), array(scheme.r_r_bias) * ("v" not in drop)
+    W, u, v = array(scheme.r), array(scheme.r_w_bias), array(scheme.r_r_bias)
 
     def score(q, k, h, i, j):
-        distance = sign * (i - j)
-        if clamp is not None:
-            distance = max(-clamp, min(clamp, distance))
-        relation = np.tile(sine_cosine(distance, width), 24 // width) @ W[:, h]
+        relation = sine_cosine(max(-clamp, min(clamp, i - j)), 24) @ W[:, h]
         total = (q + u[h]) @ k + (q + v[h]) @ relation
         if types is not None:
-            w = array(scheme.r_s_bias) * ("w" not in drop)
-            segment = array(scheme.seg_embed)[same if types[0, i] == types[0, j] else 1 - same, h]
-            total += (q + w[h]) @ segment
+            segment = array(scheme.seg_embed)[0 if types[0, i] == types[0, j] else 1, h]
+            total += (q + array(scheme.r_s_bias)[h]) @ segment
         return total / math.sqrt(8)
 
     return score
@@ -61,23 +50,6 @@ def test_equals_the_paper(layer, hidden):
     assert layer_error(layer, hidden, REAL, paper(layer), context=segmented()) <= 1e-10
 
 
-MISTAKES = {
-    "no segments": {"types": None},
-    "rows of seg_embed exchanged": {"same": 1},
-    "j - i": {"sign": -1},
-    "sinusoid of size d": {"width": 8},
-    "no u": {"drop": "u"},
-    "no v": {"drop": "v"},
-    "no w": {"drop": "w"},
-    "clamped": {"clamp": 3},
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_comparison_sees(mistake, layer, hidden):
-    assert layer_error(layer, hidden, REAL, paper(layer, **MISTAKES[mistake]), context=segmented()) > 1e-2
-
-
 def test_without_token_types_all_is_one_segment(layer, hidden):
     assert layer_error(layer, hidden, REAL, paper(layer, types=None)) <= 1e-10
     one = torch.ones_like(TYPES)
@@ -86,20 +58,12 @@ def test_without_token_types_all_is_one_segment(layer, hidden):
 
 def test_without_segments(hidden):
     layer = tiny_attention("xlnet", position_options={"segments": False})
-    shapes = {name: tuple(p.shape) for name, p in layer.distance_embedding.named_parameters()}
-    assert shapes == {"r": (24, 3, 8), "r_w_bias": (3, 8), "r_r_bias": (3, 8)}
     assert layer_error(layer, hidden, REAL, paper(layer, types=None), context=segmented()) <= 1e-10
-
-
-def test_names_and_shapes_of_the_checkpoints(layer):
-    shapes = {name: tuple(p.shape) for name, p in layer.distance_embedding.named_parameters()}
-    biases = {name: (3, 8) for name in ("r_w_bias", "r_r_bias", "r_s_bias")}
-    assert shapes == {"r": (24, 3, 8), "seg_embed": (2, 3, 8), **biases}
 
 
 @pytest.mark.parametrize(
     "options, clamp",
-    [({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15), ({}, None)],
+    [({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15), ({}, math.inf)],
     ids=["clamp_len", "clip", "none"],
 )
 def test_past_the_trained_range(options, clamp):
@@ -107,12 +71,6 @@ def test_past_the_trained_range(options, clamp):
     hidden, types = torch.randn(1, 20, 24, dtype=torch.float64), torch.arange(20)[None] // 12
     expected = paper(layer, types, clamp=clamp)
     assert layer_error(layer, hidden, padding([18], 20), expected, context=segmented(20, types)) <= 1e-10
-
-
-@pytest.mark.parametrize("clamp", [0, True, 2.5])
-def test_clamp_len_is_a_positive_integer(clamp):
-    with raises(ValueError, "position_options['clamp_len']"):
-        tiny_attention("xlnet", position_options={"clamp_len": clamp})
 
 
 @pytest.mark.parametrize("static", [False, True])
