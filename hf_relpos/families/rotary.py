@@ -21,7 +21,6 @@ LIVE = tuple(
         attention=attention,
         code="rotary",
         unpadding={stock: f"Unpadding{stock}" for stock in (container, attention)},
-        unsupported="decoder",
     )
     for module, name, container, attention in CLASSES
 )

@@ -13,7 +13,6 @@ LIVE = tuple(
         classes={f"{name.upper()}{part}": f"Accelerated{name.upper()}{part}" for part in ("Attention", "Stack")},
         unpadding={f"{name.upper()}Stack": f"Unpadding{name.upper()}Stack"},
         effect=LONG_INPUTS,
-        unsupported="decoder",
     )
     for name in ("T5", "mT5")
 )

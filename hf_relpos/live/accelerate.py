@@ -5,7 +5,6 @@ The class of a module instance is replaced by a subclass of the stock class. Par
 """
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from torch import nn
@@ -16,7 +15,7 @@ from ..families.family import ALREADY_ACCELERATED, module_of
 from ..families.registry import LIVE
 from ..models.modeling_relpos_bert import RelPosBertEncoder
 from .keywords import forget_keywords, watch_keywords
-from .parts import strange_part
+from .parts import OURS, strange_part
 from .unpadding import SPANS
 
 
@@ -69,9 +68,7 @@ class Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
@@ -166,48 +163,44 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
         if reason is not None:
             left.append(Skipped(name, type(module).__name__, reason))
             continue
-        replacements, attention = family.replacements(unpad), family.stock_class(family.attention)
-        padding = ""
+        replacements, padding = family.replacements(unpad), ""
         if unpad and family.unpadding:
-            padding = next(
-                (text for ours in replacements.values() if (text := vars(ours).get("takes_out"))), TAKEN_OUT
-            )
-            asks = padding != TAKEN_OUT  # what its head reads, call by call
-            reader = None if asks else next(filter(None, map(reader_of_padding, root.modules())), None)
-            if reader is not None:
+            conditions = (vars(ours).get("takes_out") for ours in replacements.values())  # by what a head reads, too
+            padding = next(filter(None, conditions), TAKEN_OUT)
+            if padding == TAKEN_OUT and (reader := reader_of_padding(root)):
                 padding = f"padding stays, as {reader} may read it"
                 replacements = family.replacements()
                 if not replacements:
                     left.append(Skipped(name, type(module).__name__, padding))
                     continue
-        layers = 0
+        layers = sum(isinstance(part, family.stock_class(family.attention)) for part in module.modules())
         for part in module.modules():
-            layers += isinstance(part, attention)
             if type(part) in replacements:
                 part.__class__ = replacements[type(part)]
                 changed.append(part)
-        if unpad:
-            watch = getattr(module, "watch", None)
+        if watch := getattr(module, "watch", None):
             around = [each for each in root.modules() if any(part is module for part in each.children())]
-            changed += [each for each in around if watch is not None and watch(each)]
-            strange = strange_part(module) if padding.startswith(TAKEN_OUT) else None
-            if strange is not None:
-                padding = f"padding stays, as {type(strange).__name__} has code of others or reads several tokens"
+            changed += [each for each in around if watch(each)]
+        if padding.startswith(TAKEN_OUT) and (strange := strange_part(module)) is not None:
+            padding = f"padding stays, as {type(strange).__name__} has code of others or reads several tokens"
         taken.append(module)
         effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
     return accelerated, left, [*changed, *watch_keywords(root, taken)]
 
 
-def reader_of_padding(module: nn.Module) -> str | None:
-    """The class of a head that reads other states of a row than the first, which may be padding; None for any other.
+def reader_of_padding(root: nn.Module) -> str | None:
+    """The class of a head inside that reads other states of a row than the first, which may be padding; None if none.
 
     Those are summaries, of which each architecture has a copy, RoFormer one without a field in its configuration; and
     heads for spans, whose softmax and loss are over all states of a row.
     """
-    name = type(module).__name__
-    is_summary = name.endswith("SequenceSummary") and getattr(module, "summary_type", None) != "first"
-    return name if is_summary or SPANS in name else None
+    for module in root.modules():
+        name = type(module).__name__
+        is_summary = name.endswith("SequenceSummary") and getattr(module, "summary_type", None) != "first"
+        if is_summary or SPANS in name:
+            return name
+    return None
 
 
 def restore_attention(model: nn.Module) -> None:
@@ -225,11 +218,7 @@ def restore(module: nn.Module) -> None:
     for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
         vars(module).pop(name, None)
     forget_keywords(module)
-    ours = __package__.partition(".")[0]
-    if _is_substitute(type(module)):
-        kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
-        module.__class__ = next(kind for kind in kinds if kind.__module__.partition(".")[0] != ours)
-
-
-def _is_substitute(kind: type) -> bool:
-    return kind.__module__.startswith(f"{__package__}.") or kind is FastLinear
+    kind = type(module)
+    if kind.__module__.startswith(f"{__package__}.") or kind is FastLinear:
+        bases = (base for base in kind.__mro__ if issubclass(base, nn.Module))
+        module.__class__ = next(base for base in bases if base.__module__.partition(".")[0] != OURS)

@@ -111,15 +111,14 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     for name, module in root.named_modules():
         if not unpad or not isinstance(module, RelPosBertModel):
             continue
-        reader = next(filter(None, map(reader_of_padding, root.modules())), None)
-        if module.unpads or reader:
-            reason = f"padding stays, as {reader} may read it" if reader else "it takes padding out already"
-            left.append(Skipped(name, type(module).__name__, reason))
+        if reader := reader_of_padding(root):
+            left.append(Skipped(name, type(module).__name__, f"padding stays, as {reader} may read it"))
+        elif module.unpads:
+            left.append(Skipped(name, type(module).__name__, "it takes padding out already"))
         else:
             module.unpads = may_unpad
             changed.append(module)
-            count = len(module.encoder.layer)
-            encoders.append(Accelerated(name, type(module).__name__, count, TAKEN_OUT))
+            encoders.append(Accelerated(name, type(module).__name__, len(module.encoder.layer), TAKEN_OUT))
     if not encoders and not left:
         stranger = next((each for each in root.modules() if isinstance(each, PreTrainedModel)), None)
         if stranger is not None:

@@ -12,6 +12,7 @@ from torch import nn
 from ..attention.masks import is_visible
 from ..attention.tracing import is_traced
 from ..attention.unpadding import FEWEST, FIRST, UnpaddedBatch
+from ..families.registry import LIVE
 from ..host.live import collects_outputs
 from ..host.transformers import has_cache
 from .attention import has_contents
@@ -112,3 +113,22 @@ class UnpaddingEncoder:
         outputs = super().forward(batch.remove(hidden_states), batch, *args, **kwargs)  # type: ignore[misc]
         outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
         return outputs
+
+
+def subclass_of_stock(namespace: dict[str, Any], name: str, container: type, attention: type) -> type[nn.Module]:
+    """The class of that name in a module of this folder, made of the stock class that the registry says.
+
+    Args:
+        namespace: of the module; in it a mixin for one stock class has the name of that class after an underscore.
+        container: the mixin for other containers.
+        attention: the mixin for other attention modules.
+    """
+    code = namespace["__name__"].rpartition(".")[2]
+    for family in LIVE:
+        for stock, ours in family.unpadding.items():
+            if family.code == code and ours == name:
+                mixin = namespace.get(f"_{stock}", attention if stock == family.attention else container)
+                fields = {"__module__": namespace["__name__"], "__doc__": f"`{stock}` of stock, without padding."}
+                made: type[nn.Module] = type(name, (mixin, family.stock_class(stock)), fields)
+                return namespace.setdefault(name, made)  # made once
+    raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
