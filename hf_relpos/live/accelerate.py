@@ -4,23 +4,31 @@ The class of a module instance is replaced by a subclass of the stock class. Par
 `isinstance` holds, and copies, pickles and replicas of the model are accelerated, too.
 """
 
+import functools
+import inspect
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..attention.cpu_gemm import FastLinear
+from ..attention.tracing import is_traced
 from ..families.family import ALREADY_ACCELERATED, module_of
 from ..families.registry import LIVE
+from ..host.transformers import CACHE_NAMES, KEYWORDS, check_keywords
 from ..models.modeling_relpos_bert import RelPosBertEncoder
-from .keywords import forget_keywords, watch_keywords
 from .parts import OURS, strange_part
-from .unpadding import SPANS
+from .unpadding import IMPLEMENTATIONS, SPANS
 
 
 logger = logging.get_logger(__name__)
 TAKEN_OUT = "padding is taken out"
+# The key of the hook that rejects unknown keywords, which `**kwargs` of Transformers swallows. It is no number, since
+# those of a loaded pickle would be given to other hooks again.
+HOOK = "hf_relpos"
+STOCK = ("transformers.models.", f"{__package__}.")
 
 
 @dataclass(frozen=True)
@@ -217,8 +225,50 @@ def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
     for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
         vars(module).pop(name, None)
-    forget_keywords(module)
+    module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
+    module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]
     kind = type(module)
     if kind.__module__.startswith(f"{__package__}.") or kind is FastLinear:
         bases = (base for base in kind.__mro__ if issubclass(base, nn.Module))
         module.__class__ = next(base for base in bases if base.__module__.partition(".")[0] != OURS)
+
+
+def watch_keywords(root: nn.Module, containers: list[nn.Module]) -> list[nn.Module]:
+    """Let the stock models around these encoders reject unknown keywords; returns those that did not yet."""
+    models = [
+        module
+        for module in root.modules()
+        if isinstance(module, PreTrainedModel)
+        and type(module).__module__.startswith(STOCK)
+        and HOOK not in module._forward_pre_hooks
+        and any(part in containers for part in module.modules())
+    ]
+    for model in models:
+        model._forward_pre_hooks[HOOK] = reject_unknown_keywords
+        model._forward_pre_hooks_with_kwargs[HOOK] = True
+    return models
+
+
+def reject_unknown_keywords(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before the forward of a stock model.
+
+    Attention functions of others may take keywords of their own, and so may a forward that others put in the place of
+    stock's.
+
+    Raises:
+        TypeError: for the first unknown keyword; names the nearest known one.
+    """
+    kind: Any = type(model)
+    if is_traced() or kwargs.keys() <= _known(kind):
+        return
+    if "forward" in vars(model) or model.config._attn_implementation not in IMPLEMENTATIONS:
+        return
+    inner: list[Any] = [type(part) for part in model.modules() if isinstance(part, PreTrainedModel)]
+    check_keywords(model, kwargs, frozenset().union(*map(_known, inner)))
+
+
+@functools.cache
+def _known(kind: Any) -> frozenset[str]:
+    """Names that a class and its bases know; ours may take what their stock ones do without naming it."""
+    forwards = [vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base) and base is not nn.Module]
+    return frozenset((*KEYWORDS, *CACHE_NAMES)).union(*(inspect.signature(each).parameters for each in forwards))

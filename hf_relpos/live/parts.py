@@ -28,7 +28,7 @@ PACKAGES = (OURS, "apex", "bitsandbytes", "peft", "torch", "torchao", "transform
 # Modules whose hooks may see states without padding: those that collect outputs where a caller asks, those that make
 # embeddings require gradients, for gradient checkpointing, and ours.
 UNAWARE = (
-    f"{__package__}.keywords",
+    f"{__package__}.accelerate",
     "transformers.utils.output_capturing",
     "transformers.modeling_utils",
     "peft.peft_model",

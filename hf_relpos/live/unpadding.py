@@ -60,12 +60,10 @@ def unpadded(
     """The batch of a call without its padding; None for a call that has to see padding, or has none.
 
     Args:
-        encoder: the module around the layers.
-        states: (B, L, D), what it is called with.
+        states: (B, L, D), what the encoder is called with.
         mask: what stock reads as `key_mask` says, or adds to the scores.
         outputs: further arguments, of which those that ask for hidden states and attention weights count.
-        read: as of `UnpaddedBatch.of`.
-        by_row: as of `key_mask`.
+        read, by_row: as of `UnpaddedBatch.of` and `key_mask`.
         dtype: of the scores; None for that of the states.
         whole: whether a batch without padding is wanted, too, and a single row; then None stands for a mask of ones.
     """
