@@ -466,28 +466,23 @@ def test_hooks_see_what_they_saw(name, kind, chunks):
     assert is_unpadded(model(**inputs)[0], inputs) and len(seen) == 2
 
 
+def around(call, seen):
+    """The same function, whose outputs are seen."""
+
+    def noted(*args, **kwargs):
+        out = call(*args, **kwargs)
+        seen.append(hidden([out]))
+        return out
+
+    return noted
+
+
 class Around(nn.Module):
     """A layer that stands around another."""
 
     def __init__(self, layer, seen):
         super().__init__()
-        self.layer, self.seen = layer, seen
-
-    def forward(self, *args, **kwargs):
-        out = self.layer(*args, **kwargs)
-        self.seen.append(hidden([out]))
-        return out
-
-    @classmethod
-    def of(cls, forward, seen):
-        """The same for the forward of a module."""
-
-        def around(*args, **kwargs):
-            out = forward(*args, **kwargs)
-            seen.append(hidden([out]))
-            return out
-
-        return around
+        self.layer, self.forward = layer, around(layer, seen)
 
 
 def attention_of(layer: nn.Module) -> nn.Module:
@@ -500,28 +495,24 @@ def attention_of(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("way", ["instance", "class", "attention", "put in", "activation"])
 @pytest.mark.parametrize("name", (*FEW, "harmonic"))
 @torch.no_grad()
-def test_code_of_others_sees_what_it_saw(name, way, when, chunks, monkeypatch):
+def test_code_of_others_sees_what_it_saw(name, way, when, chunks):
     """A forward that is replaced, or a module that is put in, before `optimize` or after; then all is as it was."""
     model, inputs, seen, real = build(name), batch(), [], batch()["attention_mask"] != 0
     expected = model(**inputs)[0]
     layers = layers_of(model)
     layer, patch = layers[1], pytest.MonkeyPatch()
+    linear = next(part for part in layer.modules() if isinstance(part, nn.Linear))
+    parts = {"instance": layer, "attention": attention_of(layer), "activation": linear}
 
     def put():
-        if way == "instance":
-            patch.setattr(layer, "forward", Around.of(layer.forward, seen), raising=False)
+        if way == "put in":
+            layers[1] = Around(layer, seen)
         elif way == "class":
             stock = next(each for each in type(layer).__mro__ if "forward" in vars(each))
             before = stock.forward
-            patch.setattr(stock, "forward", lambda self, *a, **k: Around.of(partial(before, self), seen)(*a, **k))
-        elif way == "attention":
-            part = attention_of(layer)
-            patch.setattr(part, "forward", Around.of(part.forward, seen), raising=False)
-        elif way == "put in":
-            layers[1] = Around(layer, seen)
+            patch.setattr(stock, "forward", lambda self, *a, **k: around(partial(before, self), seen)(*a, **k))
         else:
-            linear = next(part for part in layer.modules() if isinstance(part, nn.Linear))
-            patch.setattr(linear, "forward", Around.of(linear.forward, seen), raising=False)
+            patch.setattr(parts[way], "forward", around(parts[way].forward, seen), raising=False)
 
     def take_away():
         patch.undo()
@@ -917,7 +908,7 @@ def test_changed_weights_are_seen(precision, onednn):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["BERT", "v3", "T5", "T5's stack", "deberta"])
+@pytest.mark.parametrize("name", ["BERT", "v3", "T5", "T5's stack", "NomicBERT", "deberta"])
 def test_parameters_names_and_files_stay(name, precision, tmp_path, onednn):
     model = build(name.removesuffix("'s stack"), torch.float32)
     model = model.encoder if name == "T5's stack" else model

@@ -55,7 +55,7 @@ NEIGHBOURS = ("GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d",
 STRANGE, KNOWN, ONE_BY_ONE = range(3)
 # Attributes of an instance that stand for methods of its class; and those that may hold functions of others.
 REPLACED = ("_call_impl", "_compiled_call_impl")
-FUNCTIONS = ("act", "activation", "activation_function", "intermediate_act_fn")
+FUNCTIONS = frozenset(("act", "activation", "activation_function", "intermediate_act_fn"))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,9 @@ def strange_part(module: nn.Module, least: int = ONE_BY_ONE) -> nn.Module | None
             if kind.level < least or kind.stock not in ("", stock):
                 return part
         own = vars(part)
-        if not own.keys().isdisjoint(kind.methods) or any(not is_known_code(own.get(name)) for name in FUNCTIONS):
+        if not own.keys().isdisjoint(kind.methods):
+            return part
+        if not own.keys().isdisjoint(FUNCTIONS) and any(not is_known_code(own.get(name)) for name in FUNCTIONS):
             return part
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             if _is_watched(part):

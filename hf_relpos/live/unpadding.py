@@ -128,5 +128,6 @@ def subclass_of_stock(namespace: dict[str, Any], name: str, container: type, att
                 mixin = namespace.get(f"_{stock}", attention if stock == family.attention else container)
                 fields = {"__module__": namespace["__name__"], "__doc__": f"`{stock}` of stock, without padding."}
                 made: type[nn.Module] = type(name, (mixin, family.stock_class(stock)), fields)
+                made.__name__ = stock  # which `save_pretrained` writes as the architecture
                 return namespace.setdefault(name, made)  # made once
     raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
