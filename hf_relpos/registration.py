@@ -10,8 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
-from .host.adapters import register_targets
-from .host.loader import LOGGER, left_out, level_of_the_loader
+from .host.loader import LOGGER, left_out, level_of_the_loader, register_targets
 from .host.torch import is_persistent, when_buffers_are_registered
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.modeling_relpos_bert import HEADS

@@ -77,14 +77,6 @@ def test_exported_program_runs_at_every_size(scheme, backend, length):
 ANY_LENGTH = [name for name in ON_TOKENS if not SCHEMES[name].learned_input_table]
 
 
-@pytest.mark.parametrize("scheme", with_full([], ANY_LENGTH))
-def test_every_scheme_is_exported_with_named_dimensions(scheme):
-    """Without a bound, which torch.export would prove: an error otherwise."""
-    model = classifier(scheme)
-    program = program_of(model, 12, {0: Dim("batch"), 1: Dim("length")})
-    check(model, lambda *arguments: program.module()(*arguments).logits)
-
-
 VARIANTS = {
     "relative_key_query zero": {"out_of_range": "zero"},
     "deberta v3": {"buckets": 8, "max_distance": 14, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
@@ -92,13 +84,14 @@ VARIANTS = {
     "shaw zero": {"out_of_range": "zero", "clip": 4},
     "tables rows": {"storage": "rows"},
     "transformer_xl clip": {"out_of_range": "clip"},
+    **dict.fromkeys(ANY_LENGTH),
 }
 
 
 @pytest.mark.parametrize("length", RECORDED)
 @pytest.mark.parametrize("variant", with_full(["relative_key_query zero", "deberta v3"], VARIANTS))
-def test_options_that_change_the_table_are_exported(variant, length):
-    """Zeros past the end, buckets and knots are chosen in the graph, not when it is recorded."""
+def test_named_dimensions_have_no_bound(variant, length):
+    """Which torch.export would prove, an error otherwise: zeros, buckets and knots are chosen in the graph."""
     model = classifier(variant.split()[0], position_options=VARIANTS[variant])
     program = program_of(model, length, {0: Dim("batch"), 1: Dim("length")})
     check(model, lambda *arguments: program.module()(*arguments).logits)

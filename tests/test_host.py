@@ -33,18 +33,17 @@ def test_nothing_is_missing():
     assert missing() == []
 
 
+LAYER = "transformers.models.bert.modeling_bert:BertLayer.forward"
+
+
 @pytest.mark.parametrize(
     "need, line",
     [
-        (Need("transformers.models.bert.modeling_bert:Gone"), "has no transformers.models.bert.modeling_bert:Gone"),
         (
             Need("transformers.gone:BertModel", without="x is slow"),
-            "has no transformers.gone:BertModel; without it, x is",
+            "has no transformers.gone:BertModel; without it, x",
         ),
-        (
-            Need("transformers.models.bert.modeling_bert:BertLayer.forward", ("hidden_states", "kept|retained")),
-            "BertLayer.forward has no argument kept or retained (it has self, hidden_states,",
-        ),
+        (Need(LAYER, ("hidden_states", "kept|retained")), "has no argument kept or retained (it has self, hidden"),
     ],
 )
 def test_a_change_of_the_host_is_one_line(need, line):
@@ -125,12 +124,6 @@ def test_direction_is_said_by_the_configuration(is_decoder):
     assert torch.equal(model(ids, is_causal=is_decoder).logits, model(ids).logits)
     with pytest.raises(ValueError, match=f"load the model with is_decoder={not is_decoder}"):
         model(ids, is_causal=not is_decoder)
-
-
-def test_a_misspelt_cache_is_an_error():
-    model = tiny_model(RelPosBertLMHeadModel, "t5", is_decoder=True)
-    with pytest.raises(TypeError, match=r"'cach'.*did you mean 'cache'"):
-        model(torch.ones(1, 3, dtype=torch.long), cach=None)
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values.:FutureWarning")

@@ -1,7 +1,5 @@
 """`accelerate_attention`: a live stock model with our attention, beside an untouched copy of itself."""
 
-import copy
-import io
 import random
 
 import pytest
@@ -9,11 +7,8 @@ import torch
 from stock import older_than
 from transformers import (
     DebertaConfig,
-    DebertaForTokenClassification,
     DebertaModel,
     DebertaV2Config,
-    DebertaV2ForMaskedLM,
-    DebertaV2ForSequenceClassification,
     DebertaV2Model,
     MPNetConfig,
     MPNetModel,
@@ -28,7 +23,7 @@ from transformers import (
     XLNetModel,
 )
 
-from hf_relpos import accelerate_attention, restore_attention
+from hf_relpos import accelerate_attention, optimize
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.live.t5 import ALWAYS_THREE
 
@@ -132,14 +127,16 @@ def forward_and_gradients(model, inputs) -> tuple[torch.Tensor, dict[str, torch.
     return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_accelerated_as_stock(name: str, model, inputs) -> None:
+def assert_accelerated_as_stock(model, inputs, bound: float) -> None:
     """The output and all gradients of a model are the same once its attention is accelerated."""
     before, gradients_before = forward_and_gradients(model, inputs)
-    accelerate_attention(model)
+    handle = accelerate_attention(model)
+    assert [each.layers for each in handle.accelerated] == [model.config.num_hidden_layers] and not handle.left
     after, gradients_after = forward_and_gradients(model, inputs)
-    assert_equal_numbers(after, before, tolerance(name))
+    assert_equal_numbers(after, before, bound)
+    assert gradients_before.keys() == gradients_after.keys()
     for parameter, gradient in gradients_before.items():
-        assert_equal_numbers(gradients_after[parameter], gradient, tolerance(name))
+        assert_equal_numbers(gradients_after[parameter], gradient, bound)
 
 
 def tolerance(name: str) -> float:
@@ -165,18 +162,12 @@ def backend(request, monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_are_those_of_stock(name, padding, backend):
     model, inputs = build(name), batch(padding, token_types=name not in WITHOUT_TOKEN_TYPES)
-    before, gradients_before = forward_and_gradients(model, inputs)
-    handle = accelerate_attention(model)
-    assert [each.layers for each in handle.accelerated] == [2] and not handle.left
-    after, gradients_after = forward_and_gradients(model, inputs)
-    assert_equal_numbers(after, before, tolerance(name))
-    assert gradients_before.keys() == gradients_after.keys()
-    for parameter, gradient in gradients_before.items():
-        assert_equal_numbers(gradients_after[parameter], gradient, tolerance(name))
+    assert_accelerated_as_stock(model, inputs, tolerance(name))
 
 
+@pytest.mark.parametrize("accelerate", [accelerate_attention, optimize])
 @pytest.mark.parametrize("name", ["v3", "v1"])
-def test_forward_mode_and_transforms_of_position_parameters(name, backend):
+def test_forward_mode_and_transforms_of_position_parameters(name, accelerate, backend):
     """Without gradients, the projections of an earlier call are at hand, and have no derivative."""
     model, inputs = build(name), batch("right")
     chosen = {key: value.detach() for key, value in model.named_parameters() if "rel_embeddings" in key}
@@ -194,7 +185,7 @@ def test_forward_mode_and_transforms_of_position_parameters(name, backend):
     with torch.no_grad():
         before = found()
         assert before[0].abs() > 1e-3
-        accelerate_attention(model)
+        accelerate(model)
         for ours, theirs in zip(found(), before, strict=True):
             assert_equal_numbers(ours, theirs, 1e-9)
 
@@ -205,7 +196,7 @@ def test_rows_that_are_all_padding_are_as_stock(name, backend):
     """Outputs and gradients of a loss that looks at padding, too."""
     model, inputs = build(name), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
     inputs["attention_mask"][1] = 0
-    assert_accelerated_as_stock(name, model, inputs)
+    assert_accelerated_as_stock(model, inputs, tolerance(name))
 
 
 def random_deberta(draw: random.Random) -> torch.nn.Module:
@@ -239,13 +230,7 @@ def test_random_configurations_masks_and_sizes(seed, monkeypatch):
     rows, length = draw.randint(1, 3), draw.randint(1, 90)
     real = torch.rand(rows, length) < draw.choice([0.5, 0.9, 1.0])
     inputs = {"input_ids": torch.randint(3, 50, (rows, length)), "attention_mask": real.long()}
-    before, gradients_before = forward_and_gradients(model, inputs)
-    assert accelerate_attention(model).accelerated
-    after, gradients_after = forward_and_gradients(model, inputs)
-    assert_equal_numbers(after, before, 1e-10)
-    assert gradients_before.keys() == gradients_after.keys()
-    for parameter, gradient in gradients_before.items():
-        assert_equal_numbers(gradients_after[parameter], gradient, 1e-9)
+    assert_accelerated_as_stock(model, inputs, 1e-9)
 
 
 @pytest.mark.parametrize("name", ["v3", "v2 without buckets", "v1", "MPNet", "RoFormer", "T5", "XLNet"])
@@ -257,16 +242,16 @@ def test_many_chunks_of_queries_are_as_stock(name, monkeypatch):
     torch.manual_seed(2)
     inputs = {"input_ids": torch.randint(3, 50, (2, 301)), "attention_mask": torch.ones(2, 301, dtype=torch.long)}
     inputs["attention_mask"][1, 170:] = 0
-    assert_accelerated_as_stock(name, model, inputs)
+    assert_accelerated_as_stock(model, inputs, tolerance(name))
 
 
 @pytest.mark.parametrize("name", ["v3", "v1", "MPNet", "RoFormer", "T5", "XLNet"])
+@torch.no_grad()
 def test_float32_is_that_of_stock(name, backend):
     model, inputs = build(name, torch.float32), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
-    before, _ = forward_and_gradients(model, inputs)
+    before = model(**inputs)[0]
     accelerate_attention(model)
-    after, _ = forward_and_gradients(model, inputs)
-    assert_equal_numbers(after, before, 1e-5)
+    assert_equal_numbers(model(**inputs)[0], before, 1e-5)
 
 
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.full), "right"])
@@ -295,45 +280,6 @@ def test_undo_gives_the_very_same_numbers_again(name):
     assert torch.equal(model(**inputs)[0], before) and str(handle).startswith("undone")
     assert [type(module) for module in model.modules()] == classes
     handle.undo()  # again: nothing
-
-
-def test_parameters_names_and_files_stay(tmp_path):
-    model = build("v3", torch.float32)
-    parameters = dict(model.named_parameters())
-    model.save_pretrained(tmp_path / "before")
-    accelerate_attention(model)
-    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
-    model.save_pretrained(tmp_path / "after")
-    before, after = ({p.name: p.read_bytes() for p in (tmp_path / each).iterdir()} for each in ("before", "after"))
-    assert before == after
-
-
-def test_a_second_call_changes_nothing_and_says_so():
-    model = build("v3")
-    first = accelerate_attention(model)
-    second = accelerate_attention(model)
-    assert not second.accelerated and "already" in second.left[0].reason
-    second.undo()
-    assert "already" in accelerate_attention(model).left[0].reason
-    first.undo()
-    assert accelerate_attention(model).accelerated
-
-
-def test_copies_and_pickles_are_accelerated_and_can_be_restored():
-    model, inputs = build("v3"), batch("right")
-    handle = accelerate_attention(model)
-    expected = model(**inputs)[0]
-    twin = copy.deepcopy(model)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    handle.undo()
-    for other in (twin, loaded):
-        assert "already" in accelerate_attention(other).left[0].reason
-        assert torch.equal(other(**inputs)[0], expected)
-        restore_attention(other)
-        assert torch.equal(other(**inputs)[0], model(**inputs)[0])
 
 
 def test_what_is_left_is_named_with_its_reason():
@@ -388,15 +334,9 @@ def test_xlnet_predictions_under_a_permutation_go_to_stock():
 
 
 def test_decoders_are_left_beside_encoders():
-    seq2seq = T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)).double().eval()
-    inputs = batch("right", token_types=False) | {"decoder_input_ids": torch.tensor([[0, 5, 7]] * 3)}
-    before = seq2seq(**inputs).logits
-    tokens = seq2seq.generate(inputs["input_ids"], max_new_tokens=5, min_new_tokens=5)
-    handle = accelerate_attention(seq2seq)
+    handle = accelerate_attention(T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)))
     assert [(each.name, each.layers) for each in handle.accelerated] == [("encoder", 2)]
     assert [(each.name, each.kind) for each in handle.left] == [("decoder", "T5Stack")]
-    assert_equal_numbers(seq2seq(**inputs).logits, before, tolerance("T5"))
-    assert torch.equal(seq2seq.generate(inputs["input_ids"], max_new_tokens=5, min_new_tokens=5), tokens)
     for model, reason in (
         (RoFormerModel(RoFormerConfig(**SIZES, is_decoder=True)), "decoder"),
         (XLNetModel(XLNetConfig(**XLNET_SIZES, attn_type="uni")), "attn_type = 'uni'"),
@@ -443,60 +383,3 @@ def test_calls_that_are_not_covered_go_to_stock():
         accelerate_attention(model)
         for ours, theirs in zip(outputs(), before, strict=True):
             assert_equal_numbers(ours, theirs, 1e-10)
-
-
-def test_dropout_is_drawn_in_training():
-    model, inputs = build("v3", attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), batch("right")
-    accelerate_attention(model)
-    expected = model(**inputs)[0]
-    model.train()
-    torch.manual_seed(0)
-    samples = [model(**inputs)[0] for _ in range(2)]
-    assert not torch.allclose(samples[0], samples[1]) and not torch.allclose(samples[0], expected)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(reentrant, backend):
-    inputs = batch("right")
-    head = DebertaV2ForSequenceClassification(DebertaV2Config(**V3 | {"norm_rel_ebd": "none"}, num_labels=3)).double()
-    head.train()
-    for module in head.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    _, plain = forward_and_gradients(head, inputs)
-    accelerate_attention(head)
-    head.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    _, checkpointed = forward_and_gradients(head, inputs)
-    for parameter, gradient in plain.items():
-        assert_equal_numbers(checkpointed[parameter], gradient, 1e-9)
-
-
-@pytest.mark.parametrize("name", ["v3", "v1"])
-def test_autocast_and_bfloat16_are_as_exact_as_stock(name, backend):
-    """Error beside float32; stock v1 raises under autocast, where it fills bfloat16 scores with a float32 minimum."""
-    model, inputs = build(name, torch.float32), batch("right")
-    exact = model(**inputs)[0]
-    half = copy.deepcopy(model).to(torch.bfloat16)
-    stock_error = (half(**inputs)[0] - exact).norm()
-    accelerate_attention(model)
-    accelerate_attention(half)
-    assert (half(**inputs)[0] - exact).norm() <= 1.5 * stock_error
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = model(**inputs)[0]
-    assert ours.dtype == torch.float32
-    assert (ours - exact).norm() <= 1.5 * stock_error
-
-
-def test_heads_train_with_labels():
-    inputs = batch("right")
-    for head, config, fields in (
-        (DebertaV2ForMaskedLM, DebertaV2Config, V3),
-        (DebertaForTokenClassification, DebertaConfig, {**SIZES, **RELATIVE}),
-    ):
-        model = head(config(**fields)).double().eval()
-        labels = inputs["input_ids"] % model.config.num_labels if "Token" in head.__name__ else inputs["input_ids"]
-        before = model(**inputs, labels=labels).loss
-        accelerate_attention(model)
-        after = model(**inputs, labels=labels).loss
-        after.backward()
-        assert_equal_numbers(after, before, 1e-10)

@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate import cpu_offload, disk_offload, init_empty_weights, load_checkpoint_and_dispatch
+from accelerate import cpu_offload, disk_offload
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_execution_device_hook
 from oracles import extra_inputs, stir, tiny_config, tiny_model
-from selection import FEATURE_SCHEMES
+from selection import FEATURE_SCHEMES, with_full
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import BertConfig, BertForMaskedLM
 
 from hf_relpos import (
     SCHEMES,
@@ -46,11 +45,6 @@ VARIANTS = [
     (["deberta", "shaw"], {}),
 ]
 EVERY_SCHEME = [*((name, {}) for name in SCHEMES), *VARIANTS]
-
-
-def some(*names):
-    """These of FEATURE_SCHEMES in every run, the others in full ones."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.full) for name in FEATURE_SCHEMES]
 
 
 def words(name):
@@ -125,38 +119,6 @@ def test_device_maps_give_the_same_outputs(tmp_path, scheme):
         assert_same(logits(loaded, inputs), expected)
 
 
-@pytest.mark.parametrize("scheme", some("tables", "transformer_xl", "deberta"))
-def test_load_checkpoint_and_dispatch(tmp_path, scheme):
-    model, inputs = tiny_model(RelPosBertForMaskedLM, scheme), words(scheme)
-    expected = logits(model, inputs)
-    model.save_pretrained(tmp_path / "model")
-    for device_map in ({"": "cpu"}, on_disk(model.config, ["cls"])):
-        with init_empty_weights():
-            empty = RelPosBertForMaskedLM(model.config).eval()
-        assert all(parameter.is_meta for parameter in empty.parameters())
-        empty.tie_weights()
-        loaded = load_checkpoint_and_dispatch(empty, tmp_path / "model", device_map, offload_folder=tmp_path / "disk")
-        assert_same(logits(loaded, inputs), expected)
-
-
-@pytest.mark.parametrize("head", [BertForMaskedLM, RelPosBertForMaskedLM])
-def test_a_head_must_be_tied_before_load_checkpoint_and_dispatch_as_that_of_stock_bert(tmp_path, head):
-    """accelerate reads the tied weight from the checkpoint, which has it once."""
-    config = tiny_config("transformer_xl")
-    if head is BertForMaskedLM:
-        config = BertConfig(vocab_size=50, hidden_size=24, num_attention_heads=3, num_hidden_layers=2)
-    head(config).save_pretrained(tmp_path)
-    with init_empty_weights():
-        model = head(config)
-    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
-        load_checkpoint_and_dispatch(model, tmp_path, {"": "cpu"})
-    with init_empty_weights():
-        model = head(config)
-    model.tie_weights()
-    load_checkpoint_and_dispatch(model, tmp_path, {"": "cpu"})
-    assert not any(parameter.is_meta for parameter in model.parameters())
-
-
 # What `forward` may be given, beside the tokens, that the layers must find on their own device.
 ARGUMENTS = {
     "tokens": ({}, {}),
@@ -168,13 +130,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        *FEATURE_SCHEMES,
-        *(pytest.param(name, marks=pytest.mark.full) for name in SCHEMES if name not in FEATURE_SCHEMES),
-    ],
-)
+@pytest.mark.parametrize("scheme", with_full(FEATURE_SCHEMES, SCHEMES))
 def test_a_layer_on_another_device_finds_everything_there(scheme):
     """Here the meta device, which no tensor of the CPU can be computed with."""
     for kind, (given, fields) in ARGUMENTS.items():
@@ -188,15 +144,6 @@ def test_a_layer_on_another_device_finds_everything_there(scheme):
         with torch.no_grad():
             states = model(**words(scheme) | given).last_hidden_state
         assert states.is_meta and states.shape == (BATCH, LENGTH, 24), kind
-
-
-def test_contexts_move_but_the_modules_in_them_stay():
-    layer = torch.nn.Linear(2, 2)
-    context = AttentionContext(3, 3, positions=torch.zeros(1, 3), shared=(None, torch.ones(2)), query_projection=layer)
-    moved = context.to("meta")
-    assert moved.positions.is_meta and moved.shared[0] is None and moved.shared[1].is_meta
-    assert moved.device == torch.device("meta") and not layer.weight.is_meta
-    assert moved.to("meta") == moved
 
 
 def tensors_of(terms: Terms):
@@ -237,7 +184,7 @@ def mesh():
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # no view is changed in place
-@pytest.mark.parametrize("scheme", some("shaw", "transformer_xl", "t5"))
+@pytest.mark.parametrize("scheme", with_full(["shaw", "transformer_xl", "t5"], FEATURE_SCHEMES))
 def test_modules_may_be_sharded_one_by_one(mesh, scheme):
     """Outputs and gradients; the word embeddings, which the head is tied to, belong to the whole model."""
     model = tiny_model(RelPosBertForMaskedLM, scheme)

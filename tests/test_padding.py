@@ -75,29 +75,6 @@ def test_the_output_is_zero_at_padding_and_the_pooler_reads_the_first_token():
     assert torch.allclose(out.pooler_output, plain.pooler_output, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kept", ["output_hidden_states", "output_attentions"])
-def test_what_is_kept_of_the_layers_has_the_shape_of_the_batch(kept):
-    model = tiny_model(RelPosBertModel, "relative_key", unpad_inputs=True, attn_implementation="eager")
-    real, inputs = batch("relative_key")
-    seen = tokens_of_the_layers(model)
-    model(**inputs, **{kept: True})
-    assert set(seen) == {real.shape}
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(reentrant):
-    model = tiny_model(RelPosBertForMaskedLM, "t5", unpad_inputs=True).double().train()
-    real, inputs = batch("t5")
-    labels = inputs["input_ids"].masked_fill(~real, -100)
-    model(**inputs, labels=labels).loss.backward()
-    expected = {key: parameter.grad for key, parameter in model.named_parameters()}
-    model.zero_grad()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model(**inputs, labels=labels).loss.backward()
-    for key, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, expected[key], rtol=1e-9, atol=1e-12), key
-
-
 def test_a_decoder_trains_alike():
     model = tiny_model(RelPosBertForMaskedLM, "relative_key_query", is_decoder=True).double()
     real, inputs = batch("relative_key_query")

@@ -46,17 +46,6 @@ def test_attentions_are_those_of_the_output(scheme, backend):
 
 
 @EVERY_SCHEME
-@torch.no_grad()
-def test_attentions_by_configuration(scheme):
-    model = tiny_model(RelPosBertModel, scheme, "eager")
-    inputs = batch(scheme)
-    expected = model(**inputs, output_attentions=True).attentions
-    model.config.output_attentions = True
-    for weights, other in zip(model(**inputs).attentions, expected, strict=True):
-        agree(weights, other)
-
-
-@EVERY_SCHEME
 @BACKENDS
 @torch.no_grad()
 def test_hidden_states_are_those_between_the_layers(scheme, backend):

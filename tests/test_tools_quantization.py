@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from oracles import extra_inputs, padding, tiny_model
-from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES
+from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES, with_full
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForSequenceClassification, TorchAoConfig
 
@@ -64,7 +64,7 @@ def rounded(model, quantized):
     return model
 
 
-@EVERY_SCHEME
+@pytest.mark.parametrize("scheme", with_full(FEATURE_SCHEMES, SCHEMES))
 def test_int8_weights_lose_their_rounding_only(scheme):
     """The output is that of the same model in float32 with rounded weights."""
     model, inputs = model_of(scheme), batch(scheme)
@@ -99,13 +99,3 @@ def test_quantized_while_loading_and_saved(scheme, tmp_path):
     assert torch.equal(logits(again, inputs), expected)
     sizes = [(tmp_path / folder / "model.safetensors").stat().st_size for folder in ("model", "quantized")]
     assert sizes[1] < 0.6 * sizes[0]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", SCHEMES)
-def test_every_scheme_is_quantized(name):
-    model, inputs = model_of(name), batch(name)
-    quantized = copy.deepcopy(model)
-    quantize_(quantized, Int8WeightOnlyConfig())
-    expected = rounded(model, quantized)
-    torch.testing.assert_close(logits(quantized, inputs), logits(expected, inputs), atol=1e-4, rtol=0)

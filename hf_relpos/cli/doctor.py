@@ -42,20 +42,6 @@ def doctor(
         write_json(json_file, {"versions": versions, "backends": backends})
 
 
-def _rates(library: Any, user: str) -> str:
-    """Both rates of a kind of product in float32 on the CPU, and which library is used."""
-    if library.is_used:
-        used = f"oneDNN is used by {user}"
-    elif not library.allowed:
-        used = "PyTorch's own is used, as HF_RELPOS_FAST_PRODUCTS says"
-    else:
-        used = "PyTorch's own is used"
-    return (
-        f"float32 products: oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
-        f"{library.torch_rate:.0f} GFLOP/s, {library.torch_error:.0e}; {used}"
-    )
-
-
 def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str, str]:
     import platform
 
@@ -64,6 +50,7 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
 
     from .. import __version__
     from ..attention.cpu_gemm import bmm_library, linear_library
+    from ..live.optimize import rates_of
 
     threads = torch.get_num_threads()
     processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
@@ -73,9 +60,11 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "devices": ", ".join(devices),
-        "linear": _rates(linear_library(), "hf_relpos.optimize(model)"),
-        "bmm": _rates(bmm_library(), "attention in chunks"),
     }
+    for name, library in (("linear", linear_library()), ("bmm", bmm_library())):
+        used = "oneDNN is" if library.is_used else "PyTorch's own is"
+        allowed = "" if library.allowed else ", as HF_RELPOS_FAST_PRODUCTS says"
+        versions[name] = f"{rates_of(library)}; {used} used{allowed}"
     for name, value in versions.items():
         if why or name not in ("linear", "bmm"):
             console.print(f"{name:13}{value}", markup=False, highlight=False)

@@ -174,6 +174,8 @@ class LiveFamily:
             return f"it needs Transformers {need.release} or later"
         if any("forward" in vars(module) for module in (container, *found)):
             return "other code has replaced the forward method of its modules"
+        if getattr(getattr(container, "config", None), "is_decoder", False):
+            return "it is a decoder, whose cache and masks stay with stock"
         if self.unsupported is None:
             return None
         reasons = getattr(self._code(), self.unsupported)(container)
@@ -212,7 +214,6 @@ def copy_of_bert(name: str, module: str, prefix: str, encoder: str = "Encoder") 
         attention=f"{prefix}SelfAttention",
         code="bert",
         unpadding={container: f"Unpadding{prefix}Encoder", f"{prefix}SelfAttention": f"Fast{prefix}SelfAttention"},
-        unsupported="decoder",
     )
 
 

@@ -26,7 +26,6 @@ T5 = tuple(
         classes={f"{name.upper()}{part}": f"Accelerated{name.upper()}{part}" for part in ("Attention", "Stack")},
         unpadding={f"{name.upper()}Stack": f"Unpadding{name.upper()}Stack"},
         effect=LONG_INPUTS,
-        unsupported="decoder",
     )
     for name in ("T5", "mT5")
 )
@@ -38,7 +37,6 @@ LIVE = T5 + tuple(
         attention=attention,
         code="rotary",
         unpadding={stock: f"Unpadding{stock}" for stock in (container, attention)},
-        unsupported="decoder",
     )
     for module, name, container, attention in CLASSES
 )

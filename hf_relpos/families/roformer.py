@@ -110,7 +110,6 @@ FAMILIES: dict[str, Family] = {
             classes={"RoFormerSelfAttention": "AcceleratedRoFormerSelfAttention"},
             unpadding={"RoFormerEncoder": "UnpaddingRoFormerEncoder"},
             effect=LONG_INPUTS,
-            unsupported="decoder",
         ),
     ),
 }

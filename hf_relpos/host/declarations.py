@@ -59,12 +59,13 @@ class Need:
     def lack(self, version: str = "") -> str | None:
         """What is not there, in one line, whatever the release; None if everything is."""
         module, _, name = self.path.partition(":")
+        consequence = f"; without it, {self.without}" if self.without else ""
         try:
             found: Any = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError):
-            return f"{self.library} {version} has no {self.path}{self._consequence()}"
+            return f"{self.library} {version} has no {self.path}{consequence}"
         if not self.parameters:
             return None
         known = inspect.signature(found).parameters
@@ -73,11 +74,8 @@ class Need:
             return None
         return (
             f"{self.library} {version}: {self.path} has no argument {', '.join(lacking).replace('|', ' or ')} "
-            f"(it has {', '.join(known)}){self._consequence()}"
+            f"(it has {', '.join(known)}){consequence}"
         )
-
-    def _consequence(self) -> str:
-        return f"; without it, {self.without}" if self.without else ""
 
 
 CACHE = "cache|past_key_values"

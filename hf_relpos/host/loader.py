@@ -1,4 +1,4 @@
-"""The report that Transformers logs after it has loaded a checkpoint: read, and named after its source."""
+"""The report that Transformers logs after it has loaded a checkpoint, and the layers that PEFT puts adapters on."""
 
 import logging
 import re
@@ -54,3 +54,15 @@ def named_in_reports(source: Any) -> Iterator[None]:
         yield
     finally:
         LOGGER.removeFilter(name)
+
+
+def register_targets(model_type: str, like: str) -> None:
+    """Adapters go on the layers that they go on in models of another type, unless others are given.
+
+    Importing PEFT here costs nothing: Transformers does so for its callbacks, of which `hf_relpos` has one.
+    """
+    from peft.utils import constants
+
+    for name, targets in vars(constants).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(targets, dict) and like in targets:
+            targets.setdefault(model_type, targets[like])

@@ -109,33 +109,3 @@ def check_keywords(module: Any, given: Iterable[str], others: Iterable[str] = ()
         nearest = difflib.get_close_matches(unknown[0], sorted(known), n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; it knows {', '.join(sorted(known))}"
         raise TypeError(f"{type(module).__name__}.forward does not know the keyword {unknown[0]!r}{hint}")
-
-
-__all__ = [
-    "ACT2FN",
-    "ALL_ATTENTION_FUNCTIONS",
-    "ALL_MASK_ATTENTION_FUNCTIONS",
-    "CACHE",
-    "CACHE_NAMES",
-    "KEYWORDS",
-    "MASK_CACHE",
-    "BertEncoder",
-    "BertForPreTrainingOutput",
-    "BertLayer",
-    "BertOnlyMLMHead",
-    "BertOnlyNSPHead",
-    "BertPooler",
-    "BertPreTrainingHeads",
-    "BertSelfAttention",
-    "BertSelfOutput",
-    "and_masks",
-    "capture_outputs",
-    "check_keywords",
-    "create_bidirectional_mask",
-    "create_causal_mask",
-    "has_cache",
-    "is_fake_tensor",
-    "merge_with_config_defaults",
-    "one_cache",
-    "parameter_name",
-]

@@ -4,24 +4,31 @@ The class of a module instance is replaced by a subclass of the stock class. Par
 `isinstance` holds, and copies, pickles and replicas of the model are accelerated, too.
 """
 
+import functools
+import inspect
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..attention.cpu_gemm import FastLinear
+from ..attention.tracing import is_traced
 from ..families.family import ALREADY_ACCELERATED, module_of
 from ..families.registry import LIVE
+from ..host.transformers import CACHE_NAMES, KEYWORDS, check_keywords
 from ..models.modeling_relpos_bert import RelPosBertEncoder
-from .keywords import forget_keywords, watch_keywords
-from .parts import strange_part
-from .unpadding import SPANS
+from .parts import OURS, strange_part
+from .unpadding import IMPLEMENTATIONS, SPANS
 
 
 logger = logging.get_logger(__name__)
 TAKEN_OUT = "padding is taken out"
+# The key of the hook that rejects unknown keywords, which `**kwargs` of Transformers swallows. It is no number, since
+# those of a loaded pickle would be given to other hooks again.
+HOOK = "hf_relpos"
+STOCK = ("transformers.models.", f"{__package__}.")
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,7 @@ class Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
@@ -166,48 +171,44 @@ def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Sk
         if reason is not None:
             left.append(Skipped(name, type(module).__name__, reason))
             continue
-        replacements, attention = family.replacements(unpad), family.stock_class(family.attention)
-        padding = ""
+        replacements, padding = family.replacements(unpad), ""
         if unpad and family.unpadding:
-            padding = next(
-                (text for ours in replacements.values() if (text := vars(ours).get("takes_out"))), TAKEN_OUT
-            )
-            asks = padding != TAKEN_OUT  # what its head reads, call by call
-            reader = None if asks else next(filter(None, map(reader_of_padding, root.modules())), None)
-            if reader is not None:
+            conditions = (vars(ours).get("takes_out") for ours in replacements.values())  # by what a head reads, too
+            padding = next(filter(None, conditions), TAKEN_OUT)
+            if padding == TAKEN_OUT and (reader := reader_of_padding(root)):
                 padding = f"padding stays, as {reader} may read it"
                 replacements = family.replacements()
                 if not replacements:
                     left.append(Skipped(name, type(module).__name__, padding))
                     continue
-        layers = 0
+        layers = sum(isinstance(part, family.stock_class(family.attention)) for part in module.modules())
         for part in module.modules():
-            layers += isinstance(part, attention)
             if type(part) in replacements:
                 part.__class__ = replacements[type(part)]
                 changed.append(part)
-        if unpad:
-            watch = getattr(module, "watch", None)
+        if watch := getattr(module, "watch", None):
             around = [each for each in root.modules() if any(part is module for part in each.children())]
-            changed += [each for each in around if watch is not None and watch(each)]
-            strange = strange_part(module) if padding.startswith(TAKEN_OUT) else None
-            if strange is not None:
-                padding = f"padding stays, as {type(strange).__name__} has code of others or reads several tokens"
+            changed += [each for each in around if watch(each)]
+        if padding.startswith(TAKEN_OUT) and (strange := strange_part(module)) is not None:
+            padding = f"padding stays, as {type(strange).__name__} has code of others or reads several tokens"
         taken.append(module)
         effects = [family.effect, padding]
         accelerated.append(Accelerated(name, family.name, layers, "; ".join(filter(None, effects))))
     return accelerated, left, [*changed, *watch_keywords(root, taken)]
 
 
-def reader_of_padding(module: nn.Module) -> str | None:
-    """The class of a head that reads other states of a row than the first, which may be padding; None for any other.
+def reader_of_padding(root: nn.Module) -> str | None:
+    """The class of a head inside that reads other states of a row than the first, which may be padding; None if none.
 
     Those are summaries, of which each architecture has a copy, RoFormer one without a field in its configuration; and
     heads for spans, whose softmax and loss are over all states of a row.
     """
-    name = type(module).__name__
-    is_summary = name.endswith("SequenceSummary") and getattr(module, "summary_type", None) != "first"
-    return name if is_summary or SPANS in name else None
+    for module in root.modules():
+        name = type(module).__name__
+        is_summary = name.endswith("SequenceSummary") and getattr(module, "summary_type", None) != "first"
+        if is_summary or SPANS in name:
+            return name
+    return None
 
 
 def restore_attention(model: nn.Module) -> None:
@@ -224,12 +225,50 @@ def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
     for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
         vars(module).pop(name, None)
-    forget_keywords(module)
-    ours = __package__.partition(".")[0]
-    if _is_substitute(type(module)):
-        kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
-        module.__class__ = next(kind for kind in kinds if kind.__module__.partition(".")[0] != ours)
+    module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
+    module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]
+    kind = type(module)
+    if kind.__module__.startswith(f"{__package__}.") or kind is FastLinear:
+        bases = (base for base in kind.__mro__ if issubclass(base, nn.Module))
+        module.__class__ = next(base for base in bases if base.__module__.partition(".")[0] != OURS)
 
 
-def _is_substitute(kind: type) -> bool:
-    return kind.__module__.startswith(f"{__package__}.") or kind is FastLinear
+def watch_keywords(root: nn.Module, containers: list[nn.Module]) -> list[nn.Module]:
+    """Let the stock models around these encoders reject unknown keywords; returns those that did not yet."""
+    models = [
+        module
+        for module in root.modules()
+        if isinstance(module, PreTrainedModel)
+        and type(module).__module__.startswith(STOCK)
+        and HOOK not in module._forward_pre_hooks
+        and any(part in containers for part in module.modules())
+    ]
+    for model in models:
+        model._forward_pre_hooks[HOOK] = reject_unknown_keywords
+        model._forward_pre_hooks_with_kwargs[HOOK] = True
+    return models
+
+
+def reject_unknown_keywords(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before the forward of a stock model.
+
+    Attention functions of others may take keywords of their own, and so may a forward that others put in the place of
+    stock's.
+
+    Raises:
+        TypeError: for the first unknown keyword; names the nearest known one.
+    """
+    kind: Any = type(model)
+    if is_traced() or kwargs.keys() <= _known(kind):
+        return
+    if "forward" in vars(model) or model.config._attn_implementation not in IMPLEMENTATIONS:
+        return
+    inner: list[Any] = [type(part) for part in model.modules() if isinstance(part, PreTrainedModel)]
+    check_keywords(model, kwargs, frozenset().union(*map(_known, inner)))
+
+
+@functools.cache
+def _known(kind: Any) -> frozenset[str]:
+    """Names that a class and its bases know; ours may take what their stock ones do without naming it."""
+    forwards = [vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base) and base is not nn.Module]
+    return frozenset((*KEYWORDS, *CACHE_NAMES)).union(*(inspect.signature(each).parameters for each in forwards))

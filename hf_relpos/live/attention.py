@@ -37,13 +37,6 @@ def is_worthwhile(module: nn.Module, query_length: int, key_length: int, batch: 
 
     On the CPU they are faster if there are enough scores for chunks; for shorter calls, and in graphs, stock is as
     fast. See docs/results/benchmarks/cpu-encoder.md.
-
-    Args:
-        module: the module, for its device.
-        query_length: L.
-        key_length: K.
-        batch: B.
-        heads: H.
     """
     if is_traced():
         return False
@@ -59,20 +52,19 @@ def attend_as_stock(
     key: torch.Tensor,
     value: torch.Tensor,
     terms: Terms,
-    context: AttentionContext,
     mask: torch.Tensor | LazyMask | None,
     dropout: float,
-    output_attentions: bool,
+    output_attentions: bool = False,
+    context: AttentionContext | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention by the best backend for the call.
 
     Args:
         module: the stock module, for its training mode.
-        query: (B, H, L, d).
-        key: (B, H, K, d).
-        value: (B, H, K, d).
+        query: (B, H, L, d), and so are keys and values with K in place of L.
         mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask; or None.
         dropout: probability of dropping an attention weight in training.
+        context: None for L tokens that attend to each other.
 
     Returns:
         (B, L, H·d), and the attention weights (B, H, L, K) if `output_attentions` is set.
@@ -83,7 +75,7 @@ def attend_as_stock(
         key.to(dtype),
         value.to(dtype),
         terms,
-        context,
+        offsets_of(query.transpose(1, 2)) if context is None else context,
         mask=mask,
         dropout=dropout if module.training else 0.0,
         output_weights=output_attentions,

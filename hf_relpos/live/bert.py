@@ -12,9 +12,9 @@ from torch import nn
 from ..attention.formula import Terms
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.transformers import has_cache
-from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .attention import attend_as_stock, is_worthwhile, split_heads
 from .parts import is_own
-from .unpadding import UnpaddingEncoder
+from .unpadding import UnpaddingEncoder, subclass_of_stock
 
 
 class _SelfAttention:
@@ -42,18 +42,8 @@ class _SelfAttention:
 
         def attend(group: RowGroup | None, *vectors: torch.Tensor) -> torch.Tensor:
             query, key, value = (split_heads(each, heads) for each in vectors)
-            out, _ = attend_as_stock(
-                module,
-                query,
-                key,
-                value,
-                Terms(scale=module.scaling),
-                offsets_of(vectors[0]),
-                None if group is None else group.visible,
-                module.dropout.p,
-                False,
-            )
-            return out
+            terms, mask = Terms(scale=module.scaling), None if group is None else group.visible
+            return attend_as_stock(module, query, key, value, terms, mask, module.dropout.p)[0]
 
         vectors = [getattr(module, name)(hidden_states) for name in self.projections]
         out = attention_mask.by_group(attend, *vectors) if is_unpadded else attend(None, *vectors)
@@ -68,23 +58,5 @@ class _DistilBertSelfAttention(_SelfAttention):
     output = "out_lin"
 
 
-def decoder(encoder: nn.Module) -> list[str]:
-    """Why an encoder stays as it is."""
-    is_decoder = getattr(getattr(encoder, "config", None), "is_decoder", False)
-    return ["it is a decoder, whose cache and causal mask stay with stock"] if is_decoder else []
-
-
 def __getattr__(name: str) -> type[nn.Module]:
-    """The subclass of that name, made of the stock class that the registry says."""
-    from ..families.registry import LIVE
-
-    for family in LIVE:
-        for stock, ours in family.unpadding.items():
-            if family.code == "bert" and ours == name:
-                base = family.stock_class(stock)
-                mixin: type = UnpaddingEncoder
-                if stock == family.attention:
-                    mixin = globals().get(f"_{stock}", _SelfAttention)
-                made = type(name, (mixin, base), {"__module__": __name__, "__doc__": f"`{stock}` of stock, faster."})
-                return globals().setdefault(name, made)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return subclass_of_stock(globals(), name, UnpaddingEncoder, _SelfAttention)

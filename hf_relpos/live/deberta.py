@@ -8,8 +8,7 @@ of an L·L mask. The stock code computes calls that the accelerated classes do n
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -34,11 +33,10 @@ from ..host.live import (
 )
 from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, has_contents, in_single_precision, offsets_of, split_heads
-from .parts import all_own, is_known, is_own
+from .parts import is_known, is_own
 from .unpadding import unpadded
 
 
-ATTENTION = ("attention", "self")  # in a layer
 ARGUMENTS = tuple(inspect.signature(DebertaV2Model.forward).parameters)[1:]  # and of v1
 
 
@@ -84,20 +82,14 @@ def attend_disentangled(
         terms = terms_of(offsets_of(vectors[0], mask.groups[0].length))  # of the longest rows, and so of all
 
         def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
-            query, key, value = heads_of(*rows)
-            context = offsets_of(rows[0])
-            return attend_as_stock(module, query, key, value, terms, context, group.visible, dropout, False)[0]
+            return attend_as_stock(module, *heads_of(*rows), terms, group.visible, dropout)[0]
 
         return mask.by_group(attend, *vectors), None
-    if mask is None or mask.dim() == 4:
-        visible = mask if mask is None else mask.bool()
-    else:
-        visible = mask[:, None, None, :]
-    context = offsets_of(vectors[0])
+    visible = mask if mask is None or mask.dim() == 4 else mask[:, None, None, :]
+    visible = visible if visible is None else visible.bool()
+    terms = terms_of(offsets_of(vectors[0]))
     query, key, value = heads_of(*vectors)
-    out, weights = attend_as_stock(
-        module, query, key, value, terms_of(context), context, visible, dropout, output_attentions
-    )
+    out, weights = attend_as_stock(module, query, key, value, terms, visible, dropout, output_attentions)
     if mask is not None and mask.dim() == 2:
         mean = value.mean(2).flatten(1)[:, None]  # (B, 1, H·d)
         out = torch.where(mask[..., None], out, mean.to(out.dtype))
@@ -111,8 +103,6 @@ def position_terms(
     context: AttentionContext,
     rel_embeddings: torch.Tensor,
     row_of_offset: torch.Tensor,
-    span: int,
-    one_to_one: int,
     key_projection: nn.Module | None,
     query_projection: nn.Module | None,
 ) -> Terms:
@@ -121,11 +111,12 @@ def position_terms(
     Args:
         rel_embeddings: P, (2·span, D).
         row_of_offset: of every offset of the call, or of more on both sides, its row of P.
-        span: half the rows.
-        one_to_one: distances up to this one have a row each.
         key_projection: projection for A, or None without this term.
         query_projection: projection for B, or None without this term.
     """
+    buckets = getattr(module, "position_buckets", -1)
+    # half the rows of P, and up to which distance each has one of its own
+    span, one_to_one = (buckets, buckets // 2) if buckets > 0 else (module.max_relative_positions,) * 2
     first, last = rows_in_use(context, span, one_to_one)
     beyond = (row_of_offset.shape[0] - context.high + context.low - 1) // 2
     row_of_offset = row_of_offset[beyond : row_of_offset.shape[0] - beyond]
@@ -169,7 +160,7 @@ class _Shared:
 
     def _is_own(self) -> bool:
         encoder: Any = self
-        return is_traced() or all_own(encoder, encoder.layer, ATTENTION)
+        return is_traced() or is_own(encoder)
 
 
 class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):
@@ -227,40 +218,32 @@ class _Unpadding:
         return BaseModelOutput(last_hidden_state=last, hidden_states=states)
 
 
-@contextmanager
-def _asking(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-    """A context in which a model's encoder knows what the model's caller asked for.
+class _Model:
+    """A stock model, which asks its encoder for hidden states in every call: here the encoder knows who wants them."""
 
-    The stock model itself asks its encoder for hidden states in every call.
-    """
-    asked = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}.get("output_hidden_states")
-    # a forward of others may read all states
-    wanted = not is_known(type(model)) or (model.config.output_hidden_states if asked is None else asked)
-    before = _caller.set((model.encoder, bool(wanted)))
-    try:
-        yield
-    finally:
-        _caller.reset(before)
+    @functools.wraps(DebertaV2Model.forward)  # callers look at its signature, which is that of v1, too
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock."""
+        model: Any = self
+        stock: Any = super()
+        if is_traced():
+            return stock.forward(*args, **kwargs)
+        asked = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}.get("output_hidden_states")
+        # a forward of others may read all states
+        wanted = not is_known(type(model)) or (model.config.output_hidden_states if asked is None else asked)
+        before = _caller.set((model.encoder, bool(wanted)))
+        try:
+            return stock.forward(*args, **kwargs)
+        finally:
+            _caller.reset(before)
 
 
-class UnpaddingDebertaV2Model(DebertaV2Model):
+class UnpaddingDebertaV2Model(_Model, DebertaV2Model):
     """`DebertaV2Model` whose encoder knows what is asked for."""
 
-    @functools.wraps(DebertaV2Model.forward)  # callers look at its signature
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock."""
-        with nullcontext() if is_traced() else _asking(self, args, kwargs):
-            return super().forward(*args, **kwargs)
 
-
-class UnpaddingDebertaModel(DebertaModel):
+class UnpaddingDebertaModel(_Model, DebertaModel):
     """`DebertaModel` whose encoder knows what is asked for."""
-
-    @functools.wraps(DebertaModel.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock."""
-        with nullcontext() if is_traced() else _asking(self, args, kwargs):
-            return super().forward(*args, **kwargs)
 
 
 MODELS: dict[type, type] = {DebertaV2Model: UnpaddingDebertaV2Model, DebertaModel: UnpaddingDebertaModel}
@@ -287,95 +270,84 @@ def is_covered(module: Any, query_states: torch.Tensor | None, relative_pos: tor
     return is_traced() or is_own(module)
 
 
-class AcceleratedDisentangledSelfAttention(DisentangledSelfAttention):
+class _SelfAttention:
+    """Self-attention with our backends, to be put before the stock class of either version."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        output_attentions: bool = False,
+        query_states: torch.Tensor | None = None,
+        relative_pos: torch.Tensor | None = None,
+        rel_embeddings: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
+        module: Any = self
+        stock: Any = super()
+        if not is_covered(module, query_states, relative_pos):
+            if relative_pos is not None and relative_pos.dim() == 1:
+                relative_pos = module.stock_positions(hidden_states)
+            mask = stock_mask(attention_mask, hidden_states)
+            result: tuple[torch.Tensor, torch.Tensor | None] = stock.forward(
+                hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings
+            )
+            return result
+        count, *projections = module.position_projections()
+        scale = 1 / in_single_precision(math.sqrt(module.attention_head_size * (1 + count)))
+
+        def terms_of(context: AttentionContext) -> Terms:
+            if relative_pos is None or rel_embeddings is None or not count:
+                return Terms(scale=scale)
+            return replace(position_terms(module, context, rel_embeddings, relative_pos, *projections), scale=scale)
+
+        vectors = module.project(hidden_states)
+        return attend_disentangled(module, vectors, module.heads_of, terms_of, attention_mask, output_attentions)
+
+
+class AcceleratedDisentangledSelfAttention(_SelfAttention, DisentangledSelfAttention):
     """Self-attention of DeBERTa v2 and v3 with our backends."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        output_attentions: bool = False,
-        query_states: torch.Tensor | None = None,
-        relative_pos: torch.Tensor | None = None,
-        rel_embeddings: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
-        if not is_covered(self, query_states, relative_pos):
-            if relative_pos is not None and relative_pos.dim() == 1:
-                relative_pos = None  # the stock code makes it
-            mask = stock_mask(attention_mask, hidden_states)
-            return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
+    def stock_positions(self, states: torch.Tensor) -> None:
+        """None: the stock code makes them."""
+
+    def position_projections(self) -> tuple[int, nn.Module | None, nn.Module | None]:
+        """The number of position terms, and the projections for A and B."""
         kinds = [kind for kind in KINDS if kind in self.pos_att_type]
-        scale = 1 / in_single_precision(math.sqrt(self.attention_head_size * (1 + len(kinds))))
+        key = self.key_proj if self.share_att_key else getattr(self, "pos_key_proj", None)
+        query = self.query_proj if self.share_att_key else getattr(self, "pos_query_proj", None)
+        return len(kinds), key if "c2p" in kinds else None, query if "p2c" in kinds else None
 
-        def terms_of(context: AttentionContext) -> Terms:
-            if relative_pos is None or rel_embeddings is None or not kinds:
-                return Terms(scale=scale)
-            key_projection = self.key_proj if self.share_att_key else getattr(self, "pos_key_proj", None)
-            query_projection = self.query_proj if self.share_att_key else getattr(self, "pos_query_proj", None)
-            terms = position_terms(
-                self,
-                context,
-                rel_embeddings,
-                relative_pos,
-                self.pos_ebd_size,
-                self.position_buckets // 2 if self.position_buckets > 0 else self.pos_ebd_size,
-                key_projection if "c2p" in kinds else None,
-                query_projection if "p2c" in kinds else None,
-            )
-            return replace(terms, scale=scale)
+    def project(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """What `heads_of` takes, (B, L, E) each."""
+        return [projection(states) for projection in (self.query_proj, self.key_proj, self.value_proj)]
 
-        vectors = [projection(hidden_states) for projection in (self.query_proj, self.key_proj, self.value_proj)]
-
-        def heads_of(*vectors: torch.Tensor) -> list[torch.Tensor]:
-            return [split_heads(each, self.num_attention_heads) for each in vectors]
-
-        return attend_disentangled(self, vectors, heads_of, terms_of, attention_mask, output_attentions)
+    def heads_of(self, *vectors: torch.Tensor) -> list[torch.Tensor]:
+        """Query, key and value, (B, H, L, d)."""
+        return [split_heads(each, self.num_attention_heads) for each in vectors]
 
 
-class AcceleratedDebertaSelfAttention(DebertaSelfAttention):
+class AcceleratedDebertaSelfAttention(_SelfAttention, DebertaSelfAttention):
     """Self-attention of DeBERTa v1 with our backends."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        output_attentions: bool = False,
-        query_states: torch.Tensor | None = None,
-        relative_pos: torch.Tensor | None = None,
-        rel_embeddings: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As stock; `attention_mask` and `relative_pos` are those of the accelerated encoder or stock's own."""
-        if not is_covered(self, query_states, relative_pos):
-            if relative_pos is not None and relative_pos.dim() == 1:
-                relative_pos = build_relative_position(hidden_states, hidden_states)
-            mask = stock_mask(attention_mask, hidden_states)
-            return super().forward(hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings)
-        heads, size = self.num_attention_heads, self.attention_head_size
-        scale = 1 / in_single_precision(math.sqrt(size * (1 + len(self.pos_att_type))))
+    def stock_positions(self, states: torch.Tensor) -> torch.Tensor:
+        """What the stock code needs."""
+        positions: torch.Tensor = build_relative_position(states, states)
+        return positions
 
-        def terms_of(context: AttentionContext) -> Terms:
-            if relative_pos is None or rel_embeddings is None:
-                return Terms(scale=scale)
-            span = self.max_relative_positions
-            terms = position_terms(
-                self,
-                context,
-                rel_embeddings,
-                relative_pos,
-                span,
-                span,
-                getattr(self, "pos_proj", None),
-                getattr(self, "pos_q_proj", None),
-            )
-            return replace(terms, scale=scale)
+    def position_projections(self) -> tuple[int, nn.Module | None, nn.Module | None]:
+        """The number of position terms, and the projections for A and B."""
+        return len(self.pos_att_type), getattr(self, "pos_proj", None), getattr(self, "pos_q_proj", None)
 
-        def heads_of(projected: torch.Tensor) -> list[torch.Tensor]:
-            query, key, value = split_heads(projected, heads).chunk(3, dim=-1)
-            return [query + self.q_bias.view(heads, 1, -1), key, value + self.v_bias.view(heads, 1, -1)]
+    def project(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """What `heads_of` takes."""
+        return [self.in_proj(states)]
 
-        vectors = [self.in_proj(hidden_states)]
-        return attend_disentangled(self, vectors, heads_of, terms_of, attention_mask, output_attentions)
+    def heads_of(self, projected: torch.Tensor) -> list[torch.Tensor]:
+        """Query, key and value, (B, H, L, d)."""
+        heads = self.num_attention_heads
+        query, key, value = split_heads(projected, heads).chunk(3, dim=-1)
+        return [query + self.q_bias.view(heads, 1, -1), key, value + self.v_bias.view(heads, 1, -1)]
 
 
 def talking_heads(encoder: nn.Module) -> list[str]:

@@ -9,11 +9,8 @@ from ..attention.formula import Terms, toeplitz_table
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MPNetEncoder, MPNetSelfAttention
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .parts import all_own
+from .parts import is_own
 from .unpadding import unpadded
-
-
-ATTENTION = ("attention", "attn")  # in a layer
 
 
 class AcceleratedMPNetEncoder(MPNetEncoder):
@@ -28,7 +25,7 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
         """
         batch, length = x.shape[:2]
         by_offset = position_ids is None and is_worthwhile(self, length, length, batch, self.n_heads)
-        if not by_offset or not all_own(self, self.layer, ATTENTION, self.relative_attention_bias):
+        if not by_offset or not is_own(self):
             return super().compute_position_bias(x, position_ids, num_buckets)
         offsets = offsets_of(x).offsets(x.device)
         bucket = self.relative_position_bucket(offsets, num_buckets=num_buckets)
@@ -76,9 +73,7 @@ class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
 
         def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             query, key, value = (split_heads(each, self.num_attention_heads) for each in vectors)
-            context = offsets_of(vectors[0])
-            dropout = self.dropout.p
-            return attend_as_stock(self, query, key, value, terms, context, mask, dropout, output_attentions)
+            return attend_as_stock(self, query, key, value, terms, mask, self.dropout.p, output_attentions)
 
         if isinstance(attention_mask, UnpaddedBatch):
             out = attention_mask.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)

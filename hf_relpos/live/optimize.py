@@ -7,14 +7,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..attention.cpu_gemm import FastLinear, limit_caches, linear_library
+from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library
 from ..families.family import module_of
 from ..families.registry import LIVE
 from ..models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, reader_of_padding, substitute
-from .agreement import Agreement, Before, Sample, quantize
 from .fused import fused
-from .low_precision import Bfloat16Linear, Int8Linear
+from .low_precision import Agreement, Bfloat16Linear, Int8Linear, Sample, quantize
 from .unpadding import may_unpad
 
 
@@ -32,7 +31,6 @@ class Optimized(Handle):
         products: by which library, with the rates and errors measured on this machine.
         rounded: how many linear layers compute in a lower precision, as a sentence.
         agreement: of the model in int8 with that in float32.
-        difference: of the outputs from those before on a sample in another precision, as a sentence.
     """
 
     encoders: tuple[Accelerated, ...]
@@ -41,7 +39,6 @@ class Optimized(Handle):
     products: str
     rounded: str = ""
     agreement: Agreement | None = None
-    difference: str = ""
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
@@ -51,7 +48,7 @@ class Optimized(Handle):
             f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders
         ]
         lines.append(f"{self.linear} linear layers in float32: {self.products}")
-        lines += [str(each) for each in (self.rounded, self.agreement, self.difference) if each]
+        lines += [str(each) for each in (self.rounded, self.agreement) if each]
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
         return "\n".join(lines)
 
@@ -79,17 +76,16 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
             each token and each output feature; the outputs are compared with those in float32, layers that do harm
             stay in float32, and `agreement` of the result says how close it is. Weights stay as they are.
         unpad: whether to take padding out.
-        sample: what the outputs are compared on with those before: texts, where the model comes with its tokenizer, or
-            inputs of the model. None: "int8" is compared on random tokens of the vocabulary, which say less, and
-            others are not compared.
+        sample: what "int8" is compared on with float32: texts, where the model comes with its tokenizer, or inputs of
+            the model. None for random tokens of the vocabulary, which say less.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
 
     Raises:
         TypeError: if `model` neither is a module nor has one as its `model`.
-        ValueError: for an unknown precision, and for "int8" or a sample on a module without a PreTrainedModel inside,
-            or texts and no tokenizer.
+        ValueError: for an unknown precision, for a sample without "int8", and for "int8" on a module without a
+            PreTrainedModel inside, or texts and no tokenizer.
 
     Example:
 
@@ -104,22 +100,22 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     root = module_of(model, "optimize")
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}")
+    if sample is not None and precision != "int8":
+        raise ValueError(f"a sample is what precision = 'int8' is compared on; this is {precision!r}")
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
-    before = Before(model, root, sample) if sample is not None and precision != "int8" else None
     encoders, left, changed = substitute(root, unpad)
     for name, module in root.named_modules():
         if not unpad or not isinstance(module, RelPosBertModel):
             continue
-        reader = next(filter(None, map(reader_of_padding, root.modules())), None)
-        if module.unpads or reader:
-            reason = f"padding stays, as {reader} may read it" if reader else "it takes padding out already"
-            left.append(Skipped(name, type(module).__name__, reason))
+        if reader := reader_of_padding(root):
+            left.append(Skipped(name, type(module).__name__, f"padding stays, as {reader} may read it"))
+        elif module.unpads:
+            left.append(Skipped(name, type(module).__name__, "it takes padding out already"))
         else:
             module.unpads = may_unpad
             changed.append(module)
-            count = len(module.encoder.layer)
-            encoders.append(Accelerated(name, type(module).__name__, count, TAKEN_OUT))
+            encoders.append(Accelerated(name, type(module).__name__, len(module.encoder.layer), TAKEN_OUT))
     if not encoders and not left:
         stranger = next((each for each in root.modules() if isinstance(each, PreTrainedModel)), None)
         if stranger is not None:
@@ -128,11 +124,8 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     layers = _linear_layers(root)
     inside = {layer for encoder in _encoders(root) for layer in encoder.modules()}
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
-    rates = (
-        f"oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
-        f"{library.torch_rate:.0f}, {library.torch_error:.0e}"
-    )
-    products = f"by oneDNN ({rates})" if library.is_used else f"PyTorch's own products are kept ({rates})"
+    products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
+    products += f" ({rates_of(library)})"
     if already := sum(isinstance(module, FastLinear | Bfloat16Linear | Int8Linear) for module in root.modules()):
         products += f"; {already} are as an earlier call left them"
     halves = []
@@ -144,20 +137,26 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
                 module.__class__ = ours
                 halves.append(module)
     handle = Optimized(tuple(encoders), tuple(left), 0, products, _modules=[*changed, *layers, *halves])
-    try:
-        if precision == "bfloat16":
-            for layer in rounded:
-                layer.__class__ = Bfloat16Linear
-        elif precision == "int8":
+    if precision == "bfloat16":
+        for layer in rounded:
+            layer.__class__ = Bfloat16Linear
+    elif precision == "int8":
+        try:
             handle.agreement = quantize(model, root, rounded, sample)
-        if before is not None:
-            handle.difference = before.difference()
-    except BaseException:
-        handle.undo()
-        raise
+        except BaseException:
+            handle.undo()
+            raise
     count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
     handle.linear, handle.rounded = len(layers) - count, f"{count} linear layers in {precision}" if count else ""
     return handle
+
+
+def rates_of(library: Library) -> str:
+    """Both rates of a kind of product in float32 on the CPU, and its errors."""
+    return (
+        f"oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
+        f"{library.torch_rate:.0f} GFLOP/s, error {library.torch_error:.0e}"
+    )
 
 
 def _linear_layers(root: nn.Module) -> list[nn.Linear]:

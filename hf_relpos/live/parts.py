@@ -7,7 +7,7 @@ each call, and where it is found the call is stock's.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
@@ -28,7 +28,7 @@ PACKAGES = (OURS, "apex", "bitsandbytes", "peft", "torch", "torchao", "transform
 # Modules whose hooks may see states without padding: those that collect outputs where a caller asks, those that make
 # embeddings require gradients, for gradient checkpointing, and ours.
 UNAWARE = (
-    f"{__package__}.keywords",
+    f"{__package__}.accelerate",
     "transformers.utils.output_capturing",
     "transformers.modeling_utils",
     "peft.peft_model",
@@ -55,7 +55,7 @@ NEIGHBOURS = ("GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d",
 STRANGE, KNOWN, ONE_BY_ONE = range(3)
 # Attributes of an instance that stand for methods of its class; and those that may hold functions of others.
 REPLACED = ("_call_impl", "_compiled_call_impl")
-FUNCTIONS = ("act", "activation", "activation_function", "intermediate_act_fn")
+FUNCTIONS = frozenset(("act", "activation", "activation_function", "intermediate_act_fn"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _kind_of(kind: type) -> Kind:
 def _level(kind: type) -> int:
     file, name = kind.__module__, kind.__name__
     if any((family.stock, family.attention) == (file, name) for family in LIVE):
-        return KNOWN  # ours is a subclass
+        return STRANGE  # put in later: ours is a subclass
     if file.startswith("transformers.models."):
         return ONE_BY_ONE
     for place, names in BY_TOKEN.items():
@@ -154,24 +154,22 @@ def _inside(root: nn.Module) -> Iterator[nn.Module]:
         parts += [each for each in part._modules.values() if each is not None]
 
 
-def _first_strange(parts: Iterable[nn.Module], container: nn.Module, least: int) -> nn.Module | None:
-    """The first part with code of others, or of which less is known than that; None if there is none.
-
-    Args:
-        container: a module whose stock class has the file that classes of parts may be of.
-    """
+def strange_part(module: nn.Module, least: int = ONE_BY_ONE) -> nn.Module | None:
+    """The first part of a module with code of others, or of which less is known than that; None if there is none."""
     kinds: dict[type, Kind] = {}
-    stock = next(each.__module__ for each in type(container).__mro__ if each.__module__.partition(".")[0] != OURS)
+    stock = next(each.__module__ for each in type(module).__mro__ if each.__module__.partition(".")[0] != OURS)
     if hooks_of_all_modules() or not _attends_as_known(stock):
-        return container
-    for part in parts:
+        return module
+    for part in _inside(module):
         kind = kinds.get(type(part))
         if kind is None:
             kind = kinds[type(part)] = _kind_of(type(part))
             if kind.level < least or kind.stock not in ("", stock):
                 return part
         own = vars(part)
-        if not own.keys().isdisjoint(kind.methods) or any(not is_known_code(own.get(name)) for name in FUNCTIONS):
+        if not own.keys().isdisjoint(kind.methods):
+            return part
+        if not own.keys().isdisjoint(FUNCTIONS) and any(not is_known_code(own.get(name)) for name in FUNCTIONS):
             return part
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             if _is_watched(part):
@@ -189,37 +187,11 @@ def _attends_as_known(stock: str) -> bool:
     return all(is_known_code(each) for each in found)
 
 
-def strange_part(module: nn.Module, least: int = ONE_BY_ONE) -> nn.Module | None:
-    """The first part of a module that has code of others, or may read several tokens; None if there is none."""
-    return _first_strange(_inside(module), module, least)
-
-
 def is_known(kind: type) -> bool:
     """Whether a class, and its bases, have the code that they were defined with."""
     return _kind_of(kind).level > STRANGE
 
 
-def is_own(attention: nn.Module) -> bool:
-    """Whether an attention module has no code of others, so that ours gives what stock's would."""
-    return strange_part(attention, KNOWN) is None
-
-
-def all_own(encoder: nn.Module, layers: Iterable[nn.Module], path: Sequence[str], *others: nn.Module) -> bool:
-    """Whether what an encoder hands to its layers gets to attention modules of ours through known code alone.
-
-    Args:
-        path: the names from a layer to its attention.
-        others: modules that are called in another way than stock's.
-    """
-    parts: list[nn.Module] = [*others]
-    for layer in layers:
-        part: Any = layer
-        for name in path:
-            parts.append(part)
-            part = part._modules.get(name)
-            if part is None:
-                return False
-        if not type(part).__module__.startswith(f"{__package__}."):
-            return False
-        parts += _inside(part)
-    return _first_strange(parts, encoder, KNOWN) is None
+def is_own(module: nn.Module) -> bool:
+    """Whether an encoder or its attention has no code of others, so that ours gives what stock's would."""
+    return strange_part(module, KNOWN) is None

@@ -3,14 +3,13 @@
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import RoFormerEncoder, RoFormerSelfAttention
 from ..host.transformers import has_cache
-from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .attention import as_boolean, attend_as_stock, is_worthwhile, split_heads
 from .parts import is_own
 from .unpadding import unpadded
 
@@ -82,11 +81,4 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
             positions = sinusoidal_pos[:, :, : query.shape[2]]
             query, key, *last = self.apply_rotary_position_embeddings(positions, *rotated)
             value = last[0] if last else value
-        context = offsets_of(vectors[0])
-        return attend_as_stock(self, query, key, value, Terms(), context, mask, self.dropout.p, output_attentions)
-
-
-def decoder(encoder: nn.Module) -> list[str]:
-    """Reasons to skip an encoder."""
-    config: Any = encoder.config
-    return ["it is a decoder, whose cache and causal mask stay with stock"] if config.is_decoder else []
+        return attend_as_stock(self, query, key, value, Terms(), mask, self.dropout.p, output_attentions)

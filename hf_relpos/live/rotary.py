@@ -21,7 +21,7 @@ from ..attention.sliding_window import SlidingWindowMask
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import records_of
 from .attention import attend_as_stock, offsets_of, split_heads
-from .unpadding import UnpaddingEncoder, unpadded
+from .unpadding import UnpaddingEncoder, subclass_of_stock, unpadded
 
 
 # Inputs with an entry for each token, (B, L) or (B, L, D).
@@ -33,14 +33,10 @@ MANY_WINDOWS = 8
 
 
 class Rows(NamedTuple):
-    """What the attention has to know of a batch that is one row.
-
-    Attributes:
-        batch: the batch without its padding.
-        windows: for each of its groups the mask of a local layer; None where a row is no longer than the window.
-    """
+    """What the attention has to know of a batch that is one row."""
 
     batch: UnpaddedBatch
+    # for each of its groups the mask of a local layer; None where a row is no longer than the window
     windows: tuple[SlidingWindowMask | None, ...]
 
 
@@ -140,9 +136,8 @@ class _Attention:
             repeats = query.shape[1] // key.shape[1]  # of keys and values that several queries share
             if repeats > 1:
                 key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
-            terms, context = Terms(scale=module.head_dim**-0.5), offsets_of(rows[0])
-            dropout = module.attention_dropout
-            return attend_as_stock(module, query, key, value, terms, context, mask, dropout, False)[0]
+            terms = Terms(scale=module.head_dim**-0.5)
+            return attend_as_stock(module, query, key, value, terms, mask, module.attention_dropout)[0]
 
         out = unpadded.batch.by_group(attend, *(each.flatten(2) for each in (query, key, value)))
         return self.project_back(out), None
@@ -192,8 +187,8 @@ class _EsmSelfAttention:
             if is_rotary:
                 cosines, sines = (each[:, : group.length] for each in kwargs["position_embeddings"])
                 query, key = rotate(query, key, cosines, sines, unsqueeze_dim=1)
-            terms, context = Terms(scale=module.scaling), offsets_of(rows[0])
-            return attend_as_stock(module, query, key, value, terms, context, group.visible, module.dropout, False)[0]
+            terms = Terms(scale=module.scaling)
+            return attend_as_stock(module, query, key, value, terms, group.visible, module.dropout)[0]
 
         vectors = (layer(hidden_states) for layer in (module.query, module.key, module.value))
         return attention_mask.by_group(attend, *vectors), None
@@ -215,8 +210,8 @@ class _UMT5Attention:
 
         def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
             query, key, value = (split_heads(each, module.n_heads) for each in rows)
-            terms, context = Terms(scale=1.0, bias=(bias,)), offsets_of(rows[0])
-            return attend_as_stock(module, query, key, value, terms, context, group.visible, module.dropout, False)[0]
+            terms = Terms(scale=1.0, bias=(bias,))
+            return attend_as_stock(module, query, key, value, terms, group.visible, module.dropout)[0]
 
         out = unpadded.batch.by_group(attend, *(layer(hidden_states) for layer in (module.q, module.k, module.v)))
         return module.o(out), None
@@ -226,20 +221,5 @@ class _UMT5Attention:
 _EsmEncoder = UnpaddingEncoder
 
 
-def decoder(container: nn.Module) -> list[str]:
-    """Reasons to skip a model or an encoder."""
-    is_decoder = getattr(getattr(container, "config", None), "is_decoder", False)
-    return ["it is a decoder, whose cache and causal mask stay with stock"] if is_decoder else []
-
-
 def __getattr__(name: str) -> type[nn.Module]:
-    """The subclass of that name, made of the stock class that the registry says."""
-    from ..families.registry import LIVE
-
-    for family in LIVE:
-        for stock, ours in family.unpadding.items():
-            if family.code == "rotary" and ours == name:
-                mixin: type = globals().get(f"_{stock}", _Attention if stock == family.attention else _Model)
-                fields = {"__module__": __name__, "__doc__": f"`{stock}` of stock, without padding."}
-                return globals().setdefault(name, type(name, (mixin, family.stock_class(stock)), fields))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return subclass_of_stock(globals(), name, _Model, _Attention)

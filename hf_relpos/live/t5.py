@@ -4,14 +4,13 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms, toeplitz_table
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MT5Attention, MT5Stack, T5Attention, T5Stack, records_of
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .parts import all_own
+from .parts import is_own
 from .unpadding import unpadded
 
 
@@ -20,7 +19,6 @@ ALWAYS_THREE = "output_attentions" not in inspect.signature(T5Attention.forward)
 
 ARGUMENTS = tuple(inspect.signature(T5Stack.forward).parameters)[3:]  # after the mask
 OUTPUTS = ("output_hidden_states", "output_attentions")
-ATTENTION = ("layer", "0", "SelfAttention")  # in a block
 
 
 class _ByOffset:
@@ -60,9 +58,7 @@ class _ByOffset:
 
         def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             query, key, value = (split_heads(each, module.n_heads) for each in vectors)
-            return attend_as_stock(
-                module, query, key, value, terms, offsets_of(vectors[0]), mask, module.dropout, wanted
-            )
+            return attend_as_stock(module, query, key, value, terms, mask, module.dropout, wanted)
 
         weights = None
         if isinstance(mask, UnpaddedBatch):
@@ -90,23 +86,12 @@ class _Stack:
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         tokens = given.get("inputs_embeds") if input_ids is None else input_ids
         # up to Transformers 5.14 nothing gets from here to the attention
-        may = ALWAYS_THREE and not given.get("is_causal") and not is_refused(stack, attention_mask)
-        if tokens is not None and may:
+        if tokens is not None and ALWAYS_THREE and not given.get("is_causal"):
             batch, length = tokens.shape[:2]
             is_long = is_worthwhile(stack, length, length, batch, stack.config.num_heads)
-            if is_long and all_own(stack, stack.block, ATTENTION):
+            if is_long and is_own(stack):
                 kwargs["by_offset"] = True
         return super().forward(input_ids, attention_mask, *args, **kwargs)  # type: ignore[misc]
-
-
-def is_refused(stack: Any, mask: torch.Tensor | None) -> bool:
-    """Whether stock's attention raises an error for a mask of this dtype."""
-    return (
-        isinstance(mask, torch.Tensor)
-        and mask.dim() == 4
-        and stack.config._attn_implementation != "eager"
-        and mask.dtype not in (torch.bool, stack.dtype)
-    )
 
 
 class _Unpadding:
@@ -170,8 +155,3 @@ class AcceleratedT5Attention(_ByOffset, T5Attention):
 
 class AcceleratedMT5Attention(_ByOffset, MT5Attention):
     """mT5's self-attention with our backends."""
-
-
-def decoder(stack: nn.Module) -> list[str]:
-    """Reasons to skip a stack."""
-    return ["it is a decoder, whose cache and cross-attention stay with stock"] if stack.is_decoder else []

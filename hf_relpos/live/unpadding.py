@@ -12,6 +12,7 @@ from torch import nn
 from ..attention.masks import is_visible
 from ..attention.tracing import is_traced
 from ..attention.unpadding import FEWEST, FIRST, UnpaddedBatch
+from ..families.registry import LIVE
 from ..host.live import collects_outputs
 from ..host.transformers import has_cache
 from .attention import has_contents
@@ -59,12 +60,10 @@ def unpadded(
     """The batch of a call without its padding; None for a call that has to see padding, or has none.
 
     Args:
-        encoder: the module around the layers.
-        states: (B, L, D), what it is called with.
+        states: (B, L, D), what the encoder is called with.
         mask: what stock reads as `key_mask` says, or adds to the scores.
         outputs: further arguments, of which those that ask for hidden states and attention weights count.
-        read: as of `UnpaddedBatch.of`.
-        by_row: as of `key_mask`.
+        read, by_row: as of `UnpaddedBatch.of` and `key_mask`.
         dtype: of the scores; None for that of the states.
         whole: whether a batch without padding is wanted, too, and a single row; then None stands for a mask of ones.
     """
@@ -112,3 +111,23 @@ class UnpaddingEncoder:
         outputs = super().forward(batch.remove(hidden_states), batch, *args, **kwargs)  # type: ignore[misc]
         outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
         return outputs
+
+
+def subclass_of_stock(namespace: dict[str, Any], name: str, container: type, attention: type) -> type[nn.Module]:
+    """The class of that name in a module of this folder, made of the stock class that the registry says.
+
+    Args:
+        namespace: of the module; in it a mixin for one stock class has the name of that class after an underscore.
+        container: the mixin for other containers.
+        attention: the mixin for other attention modules.
+    """
+    code = namespace["__name__"].rpartition(".")[2]
+    for family in LIVE:
+        for stock, ours in family.unpadding.items():
+            if family.code == code and ours == name:
+                mixin = namespace.get(f"_{stock}", attention if stock == family.attention else container)
+                fields = {"__module__": namespace["__name__"], "__doc__": f"`{stock}` of stock, without padding."}
+                made: type[nn.Module] = type(name, (mixin, family.stock_class(stock)), fields)
+                made.__name__ = stock  # which `save_pretrained` writes as the architecture
+                return namespace.setdefault(name, made)  # made once
+    raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")

@@ -65,7 +65,6 @@ class UnpaddingXLNetModel(XLNetModel):
         batch = None
         # and calls for which it raises an error, or without a mask
         stocks = stocks or (tokens is None) == (vectors is None) or (mask is None) == (hidden is None)
-        stocks = stocks or (mask is not None and mask.dtype == torch.bool)  # stock cannot subtract it
         if not stocks:
             real = hidden <= 0 if mask is None else mask >= 1
             outputs = {name: wanted(name) for name in ("output_attentions", "output_hidden_states")}
@@ -115,17 +114,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         (length, batch), key_length = h.shape[:2], keys.shape[0]
         long = is_worthwhile(self, length, key_length, batch, self.n_head)
         if g is not None or not long or not is_own(self):
-            return super().forward(
-                h=h,
-                g=g,
-                attn_mask_h=attn_mask_h,
-                attn_mask_g=attn_mask_g,
-                r=r,
-                seg_mat=seg_mat,
-                mems=mems,
-                target_mapping=target_mapping,
-                output_attentions=output_attentions,
-            )
+            return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
         query, key, value = (
             split_heads(projected(vectors, weight).transpose(0, 1), self.n_head)
             for vectors, weight in ((h, self.q), (keys, self.k), (keys, self.v))
@@ -141,9 +130,8 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             by_query = self.scale * self.segment_steps(query)  # (B, H, L, 1)
             differ = seg_mat[..., 1].permute(2, 0, 1)[:, None]  # (B, 1, L, K)
             terms = replace(terms, dense=(by_query * differ.to(by_query.dtype),))
-        out, weights = attend_as_stock(
-            self, query, key, value, terms, context, visible, self.dropout.p, output_attentions
-        )
+        dropout = self.dropout.p
+        out, weights = attend_as_stock(self, query, key, value, terms, visible, dropout, output_attentions, context)
         result = (self.add_to(h, out.transpose(0, 1)), None)
         return result if weights is None else (*result, weights.permute(2, 3, 0, 1))
 
@@ -174,18 +162,13 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             query = torch.cat([query, -steps * kinds], dim=-1)
             key = torch.cat([key, kinds.expand(-1, -1, self.n_head, -1)], dim=-1)
             missing = (0, segments.shape[-1])
-            terms = replace(
-                terms,
-                query_table=tuple(
-                    replace(table, rows=nn.functional.pad(table.rows, missing)) for table in terms.query_table
-                ),
-                content_bias=nn.functional.pad(self.r_w_bias, missing),
-            )
+            (table,) = terms.query_table
+            table = replace(table, rows=nn.functional.pad(table.rows, missing))
+            terms = replace(terms, query_table=(table,), content_bias=nn.functional.pad(self.r_w_bias, missing))
 
         def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
             query, key, value = (split_heads(each, self.n_head) for each in rows)
-            context, visible, dropout = offsets_of(rows[0]), group.visible, self.dropout.p
-            return attend_as_stock(self, query, key, value, terms, context, visible, dropout, False)[0]
+            return attend_as_stock(self, query, key, value, terms, group.visible, self.dropout.p)[0]
 
         return batch.by_group(attend, *(each.flatten(2) for each in (query, key, value)))
 

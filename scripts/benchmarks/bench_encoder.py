@@ -288,7 +288,7 @@ def measure_sentences(folder: Path, pairs: list[list[str]]) -> list[dict]:
     models = {STOCK: stock}
     for variant, precision in ((OURS, "float32"), (BFLOAT16, "bfloat16"), (INT8, "int8")):
         models[variant] = copy.deepcopy(stock)
-        sample = batches_of_texts([pair[1] for pair in others[:32]])[0]
+        sample = batches_of_texts([pair[1] for pair in others[:32]])[0] if precision == "int8" else None
         print(hf_relpos.optimize(models[variant], precision=precision, sample=sample), file=sys.stderr)
     runs = {name: forward(model) for name, model in models.items()}
     with contextlib.closing(runtimes(stock, batches)) as graphs:

@@ -89,8 +89,9 @@ def _is_readable(call: AttentionCall) -> bool:
     mask = call.mask
     if mask is None or isinstance(mask, SlidingWindowMask):
         return True
-    is_boolean = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
-    return is_boolean and mask.dim() == 4 and mask.shape[3] == call.key.shape[2]
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+        return False
+    return mask.dim() == 4 and mask.shape[3] == call.key.shape[2]
 
 
 def chunked_attention(
