@@ -82,7 +82,8 @@ def attend_disentangled(
         terms = terms_of(offsets_of(vectors[0], mask.groups[0].length))  # of the longest rows, and so of all
 
         def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
-            return attend_as_stock(module, *heads_of(*rows), terms, group.visible, dropout)[0]
+            query, key, value = heads_of(*rows)
+            return attend_as_stock(module, query, key, value, terms, group.visible, dropout)[0]
 
         return mask.by_group(attend, *vectors), None
     visible = mask if mask is None or mask.dim() == 4 else mask[:, None, None, :]
