@@ -85,7 +85,7 @@ def test_the_outputs_are_of_this_code_and_of_no_machine():
             if "image/png" in output.get("data", {}):
                 assert base64.b64decode(output.data["image/png"]).startswith(b"\x89PNG")
                 pictures += 1
-    assert pictures == 2
+    assert pictures == 1
     assert run_notebook.NOTEBOOK.stat().st_size < 200_000
 
 

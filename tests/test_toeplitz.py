@@ -64,7 +64,9 @@ def test_every_scheme_on_tokens(name):
     """Each fresh layer either has the form, with the scores of its terms, or says why not."""
     config = tiny_config(name)
     scheme, shared = build_scheme(config), build_shared(config)
-    scheme.init_weights(0.2)
+    for module in scheme.modules():
+        if hasattr(module, "init_weights"):
+            module.init_weights(0.2)
     context = AttentionContext(
         20, 20, query_projection=torch.nn.Linear(24, 24), key_projection=torch.nn.Linear(24, 24)
     )

@@ -121,10 +121,10 @@ class Terms:
     @property
     def by_offset(self) -> bool:
         """Whether every term is a table by offset, so that terms of long rows hold for shorter ones, too."""
-        return not self.dense and all(table.relation is None for table in self.tables)
+        return not self.dense and all(table.relation is None for table in self.all_tables)
 
     @property
-    def tables(self) -> list[Table]:
+    def all_tables(self) -> list[Table]:
         """All tables, in the order of `ALL_TABLES`."""
         tables = [table for field in ALL_TABLES for table in getattr(self, field)]
         return tables if self.feature_gain is None else [*tables, self.feature_gain]

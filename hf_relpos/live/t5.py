@@ -86,12 +86,23 @@ class _Stack:
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         tokens = given.get("inputs_embeds") if input_ids is None else input_ids
         # up to Transformers 5.14 nothing gets from here to the attention
-        if tokens is not None and ALWAYS_THREE and not given.get("is_causal"):
+        may = ALWAYS_THREE and not given.get("is_causal") and not is_refused(stack, attention_mask)
+        if tokens is not None and may:
             batch, length = tokens.shape[:2]
             is_long = is_worthwhile(stack, length, length, batch, stack.config.num_heads)
             if is_long and is_own(stack):
                 kwargs["by_offset"] = True
         return super().forward(input_ids, attention_mask, *args, **kwargs)  # type: ignore[misc]
+
+
+def is_refused(stack: Any, mask: torch.Tensor | None) -> bool:
+    """Whether stock's attention raises an error for a mask of this dtype."""
+    return (
+        isinstance(mask, torch.Tensor)
+        and mask.dim() == 4
+        and stack.config._attn_implementation != "eager"
+        and mask.dtype not in (torch.bool, stack.dtype)
+    )
 
 
 class _Unpadding:

@@ -127,6 +127,7 @@ def subclass_of_stock(namespace: dict[str, Any], name: str, container: type, att
             if family.code == code and ours == name:
                 mixin = namespace.get(f"_{stock}", attention if stock == family.attention else container)
                 fields = {"__module__": namespace["__name__"], "__doc__": f"`{stock}` of stock, without padding."}
+                fields["is_custom_code"] = classmethod(lambda kind: False)  # else saved under other names than stock's
                 made: type[nn.Module] = type(name, (mixin, family.stock_class(stock)), fields)
                 made.__name__ = stock  # which `save_pretrained` writes as the architecture
                 return namespace.setdefault(name, made)  # made once

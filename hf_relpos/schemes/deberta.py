@@ -161,7 +161,7 @@ def disentangled_terms(
         query_projection: W_Q, D to H·d; None for a layer without "p2c".
     """
 
-    def table(projection: Projection | None) -> tuple[Table, ...]:
+    def table(projection: Any) -> tuple[Table, ...]:  # torch.compile cannot trace an alias of Callable | None
         if projection is None:
             return ()
         projected = project(projection, embeddings)

@@ -143,7 +143,7 @@ def measure(source: Encoder, converted: Encoder, text: str, length: int, count: 
     bodies = documents(source.tokenizer, text, length, count)
     windows = Windows(source)
     ways: dict[str, list[bool]] = {}
-    for size, stride in ((512, 510), (512, 255), (256, 254), (256, 127)):
+    for size, stride in ((512, 510), (512, 255), (256, 254)):
         if size > length:
             continue
         each = [windows.of(body, size, stride) for body in bodies]
@@ -172,10 +172,10 @@ def tables(content: dict[str, Any]) -> list[Table]:
     made = []
     for title, kinds in (("Both fillers", list(rows)), *((f"Filler: {kind}", [kind]) for kind in rows)):
         lines = []
-        for way in dict.fromkeys(way for kind in kinds for length in lengths for way in rows[kind][length]):
+        for way in dict.fromkeys(way for kind in kinds for row in rows[kind].values() for way in row):
             cells = []
             for length in lengths:
-                hits = [hit for kind in kinds for hit in rows[kind][length].get(way, ())]
+                hits = [hit for kind in kinds for hit in rows[kind].get(length, {}).get(way, ())]
                 low, high = interval(sum(hits), len(hits)) if hits else (0.0, 0.0)
                 cells.append(f"{sum(hits) / len(hits):.3f} ({low:.2f}–{high:.2f})" if hits else "–")
             lines.append([way, *cells])
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         started = time.monotonic()
         content["rows"][kind][str(length)] = measure(source, converted, text, length, args.keys)
         print(f"{kind}, {length} tokens: {time.monotonic() - started:.0f} s", flush=True)
-    write_report(args.out / "passkeys", content, card(content))
+        write_report(args.out / "passkeys", content, card(content))
     print_tables(tables(content))
 
 

@@ -133,7 +133,7 @@ class Selection(NamedTuple):
 
 def _leaves(terms: Terms) -> list[torch.Tensor]:
     """Return every tensor of the terms that may have a gradient: all but relations."""
-    rows = [table.rows for table in terms.tables]
+    rows = [table.rows for table in terms.all_tables]
     return [*rows, *terms.dense, *([] if terms.content_bias is None else [terms.content_bias])]
 
 
@@ -162,7 +162,7 @@ def _selections(call: AttentionCall, part: Part, tensors: Sequence[torch.Tensor]
     """Return what a block reads of query, key, value and `_leaves`."""
     keys, context = Selection(dim=2, entries=part.keys), _block_context(call.context, part)
     selections = [Selection(part.queries), keys, keys]
-    for table, rows in zip(call.terms.tables, tensors[3:], strict=False):
+    for table, rows in zip(call.terms.all_tables, tensors[3:], strict=False):
         used = None
         if rows.shape[1] > part.mask.shape[-1]:
             used = Table(rows, table.row_of, _relation(table, part)).index(context).unique()
@@ -183,7 +183,7 @@ def _block_call(
     """Return the call of a block, given what it reads of query, key, value and `_leaves`."""
     query, key, value, *leaves = own
     tables = []
-    for table, rows, selection in zip(call.terms.tables, leaves, selections[3:], strict=False):
+    for table, rows, selection in zip(call.terms.all_tables, leaves, selections[3:], strict=False):
         tables.append(Table(rows, _row_among(selection.entries, table.row_of), _relation(table, part)))
     terms = _with_leaves(call.terms, tables, leaves[len(tables) :])
     context = _block_context(call.context, part)
@@ -257,7 +257,7 @@ class _Blocks(torch.autograd.Function):
 def _without_tensors(call: AttentionCall) -> AttentionCall:
     """Return a copy without tensors. The graph saves these itself, and would otherwise hold them twice."""
     empty = call.query.new_empty(0)
-    tables = [Table(empty, table.row_of, table.relation) for table in call.terms.tables]
+    tables = [Table(empty, table.row_of, table.relation) for table in call.terms.all_tables]
     terms = _with_leaves(call.terms, tables, [empty] * (len(call.terms.dense) + 1))
     return replace(call, query=empty, key=empty, value=empty, terms=terms)
 

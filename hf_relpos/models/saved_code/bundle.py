@@ -151,7 +151,7 @@ PACKAGE_ONLY = {
     "RelPosBertModel": ("_group_inputs",),
     "RelPosBertPreTrainedModel": ("_supports_sdpa", "from_pretrained"),
     "RelPosBertSelfAttention": ("_attend_unpadded",),
-    "Terms": ("by_offset", "only_content", "tables"),
+    "Terms": ("all_tables", "by_offset", "only_content"),
     "Scheme": ("is_order_blind", "memory_unsupported_reason", "reaching", "rotates"),
 }
 
