@@ -4,12 +4,14 @@
     python scripts/benchmarks/bench_conversion.py --source MODEL --train-text a.txt b.jsonl#abstract \\
         --eval-text c.txt --sts d.tsv --students default long
 
-Writes OUT/conversion.json and .md after every student. SOURCE is a sentence-embedding BERT. DATA is a folder with the
-files in `DATA`. Text is `FILE` or `FILE#FIELD`. Training text is cut into passages, about equally many of each file;
-those that share twelve words in a row with an evaluation text are left out.
+Writes OUT/conversion.json and .md after every student; other students that are there stay, with their dates. SOURCE is
+a sentence-embedding BERT. DATA is a folder with the files in `DATA`. Text is `FILE` or `FILE#FIELD`. Training text is
+cut into passages, about equally many of each file; those that share twelve words in a row with an evaluation text are
+left out.
 """
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from sentence_transformers import SentenceTransformer
 from shared.arguments import RESULTS, positive_int
-from shared.measuring import environment
+from shared.measuring import environment, utc_now
 from shared.process import start_quietly
 from shared.reports import Table, describe, markdown_sections, print_tables, write_report
 
@@ -102,8 +104,8 @@ def measure(name: str, teacher: Encoder, texts: list[str], args: argparse.Namesp
     """Convert the source, and measure the result.
 
     Returns:
-        `cosines` of sentence vectors to the source by text and length, `correlations` of both models by set, and the
-        `details` of the converter, with the time of both models.
+        `date`, `cosines` of sentence vectors to the source by text and length, `correlations` of both models by set,
+        and the `details` of the converter, with the time of both models.
     """
     with tempfile.TemporaryDirectory() as folder:
         details = convert(args.source, Path(folder) / "out", **STUDENTS[name], texts=texts, seed=args.seed).details
@@ -118,7 +120,7 @@ def measure(name: str, teacher: Encoder, texts: list[str], args: argparse.Namesp
     correlations = {
         Path(path).name: [correlation(each, path, args.sts_pairs, args.seed) for each in encoders] for path in args.sts
     }
-    return {"cosines": cosines, "correlations": correlations, "details": details}
+    return {"date": utc_now(), "cosines": cosines, "correlations": correlations, "details": details}
 
 
 def tables(rows: dict[str, Any]) -> list[Table]:
@@ -131,12 +133,16 @@ def tables(rows: dict[str, Any]) -> list[Table]:
         ratio = f"{speed['result'] / speed['source']:.2f}"
         passes = spent["distillation"] / (speed["source"] * learnt["tokens"] / speed["tokens"])
         costs = [f"{passes:.1f}", *(f"{seconds:,.0f}" for seconds in spent.values())]
-        lines.append([name, *closeness, " ".join(gaps), ratio, *costs])
+        lines.append([name, *closeness, " ".join(gaps), ratio, *costs, row["date"].partition(" ")[0]])
     row = next(iter(rows.values()))
     lengths = ", ".join(next(iter(row["cosines"].values())))
     tokens = row["details"]["speed"]["tokens"]
     columns = ["", *row["cosines"], "Spearman's ρ × 100", f"time × source, {tokens} tokens"]
-    columns += ["training × the source's reading", *(f"{what}, CPU s" for what in row["details"]["cpu_seconds"])]
+    columns += [
+        "training × the source's reading",
+        *(f"{what}, CPU s" for what in row["details"]["cpu_seconds"]),
+        "date",
+    ]
     return [(f"Presets: sentence cosine at {lengths} tokens", columns, lines)]
 
 
@@ -175,7 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console, teacher = Console(), load_encoder(args.source)
     texts = training_passages(args.train_text, args.eval_text, TRAINING_CHARACTERS, args.seed)
     content: dict[str, Any] = {"source": Path(args.source).name, "environment": environment()}
-    content |= {"window_tokens": args.window_tokens, "rows": {}}
+    path = args.out / "conversion.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else {}
+    content |= {"window_tokens": args.window_tokens, "rows": rows}
     for name in args.students:
         console.print(f"converting: {name}", style="dim")
         content["rows"][name] = measure(name, teacher, texts, args)
