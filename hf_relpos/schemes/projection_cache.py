@@ -6,7 +6,7 @@ in-place operations, `.data`). The comparison takes a twentieth of the time of t
 weight and freed with it. Modules, their state and their copies do not contain them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -71,7 +71,7 @@ def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
     )
 
 
-def _same_bits(ones: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+def _same_bits(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether these are as many contiguous tensors, of the same dtypes, shapes and bits."""
     return len(ones) == len(others) and all(
         one.dtype == other.dtype and one.shape == other.shape and torch.equal(_words(one), _words(other))
