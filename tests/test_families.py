@@ -140,6 +140,8 @@ def edit(folder, **fields):
 
 RELATIVE = [name for name, family in FAMILIES.items() if family.legacy_types and name != "nezha"]
 HEADS = [(family, suffix) for family in RELATIVE for suffix in FAMILIES[family].suffixes]
+if older_than("5.24"):  # Transformers 5.5 builds it without the pooler that its forward reads
+    HEADS.remove(("camembert", "ForMultipleChoice"))
 
 
 @pytest.mark.covering(1)

@@ -239,7 +239,7 @@ def test_cross_encoders_score_pairs(scheme, tmp_path):
     ranked = ranker.rank(TEXTS[0], OTHERS, show_progress_bar=False)
     assert sorted(each["corpus_id"] for each in ranked) == [0, 1, 2]
     ranker.save_pretrained(str(tmp_path / "ranker"))
-    assert torch.equal(predict(CrossEncoder(str(tmp_path / "ranker"), device="cpu")), scores)
+    agree(predict(CrossEncoder(str(tmp_path / "ranker"), device="cpu")), scores)  # weights in memory begin elsewhere
 
 
 @A_FEW_SCHEMES
