@@ -138,6 +138,15 @@ def test_conversion_is_measured(teacher, tmp_path, monkeypatch):
         bench.main([*files, "--sts", "nothing.tsv"])
 
 
+def test_pass_keys_are_looked_for(teacher, tmp_path):
+    bench = import_script("bench_passkeys")
+    files = [f"--{name}={teacher / 'teacher'}" for name in ("source", "converted")]
+    bench.main([*files, f"--text={teacher / 'held.txt'}", f"--out={tmp_path}", "--lengths=28", "--keys=50"])
+    rows = json.loads((tmp_path / "passkeys.json").read_text())["rows"]
+    assert all(len(found) == 50 for kind in rows.values() for found in kind["28"].values())
+    assert bench.found(torch.eye(100)) == [True] * 100 and bench.found(torch.zeros(50, 50)) == [False] * 50
+
+
 def test_models_are_fine_tuned_once(tmp_path, monkeypatch):
     """A run for each model, task and seed; later calls add what is missing. Differences are to the first model."""
     bench = import_script("bench_finetuning")
