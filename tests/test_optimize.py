@@ -907,6 +907,17 @@ def test_changed_weights_are_seen(precision, onednn):
             assert torch.equal(fresh(**inputs)[0], after)
 
 
+@torch.no_grad()
+def test_nothing_stays_set_after_a_call_that_failed():
+    model, inputs = build("v3"), batch()
+    states = model.embeddings(inputs["input_ids"], mask=inputs["attention_mask"])
+    optimize(model)
+    with pytest.raises(IndexError):
+        model(inputs["input_ids"] + 10**6, inputs["attention_mask"])
+    direct = model.encoder(states, inputs["attention_mask"], output_hidden_states=True)
+    assert len(direct.hidden_states) == 3 and not is_unpadded(direct[0], inputs)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["BERT", "v3", "T5", "T5's stack", "NomicBERT", "deberta"])
 def test_parameters_names_and_files_stay(name, precision, tmp_path, onednn):
