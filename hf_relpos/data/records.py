@@ -118,6 +118,11 @@ def iterate_records(
                 if missing:
                     found = ", ".join(map(str, row))
                     raise ValueError(f"{path}, record {number}: no field {missing[0]!r} (it has {found}); {remedy}")
+                short = [column for column in columns if row[column] is None and isinstance(rows, csv.DictReader)]
+                if short:
+                    raise ValueError(
+                        f"{path}, record {number}: ends before {short[0]!r}; correct the line, or {remedy}"
+                    )
                 yield {column: row[column] for column in columns}
         except csv.Error as error:
             raise ValueError(f"{path}, record {number + 1}: {error}; correct it, or give JSON lines") from error

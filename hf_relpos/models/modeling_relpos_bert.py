@@ -61,9 +61,8 @@ from ..host.transformers import (
     merge_with_config_defaults,
     one_cache,
 )
-from ..schemes.absolute import look_up
 from ..schemes.registry import build_input, build_scheme, build_shared
-from ..schemes.scheme import InputScheme, Scheme, SharedScheme
+from ..schemes.scheme import InputScheme, Scheme, SharedScheme, look_up
 from .checks import PROJECTIONS
 from .configuration_relpos_bert import RelPosBertConfig
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory

@@ -1,6 +1,6 @@
 """Learned absolute positions, as in BERT (Devlin et al., arXiv 1810.04805). They add nothing inside attention."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,34 +8,7 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..attention.tracing import is_traced
-from .scheme import Scheme
-
-
-def look_up(
-    embedding: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, name: str, field: str, size: int
-) -> torch.Tensor:
-    """Look up rows of an embedding.
-
-    Args:
-        embedding: a module, or its function.
-        ids: row numbers, any shape.
-        name: name of the argument that holds `ids`.
-        field: name of the configuration field that sets the number of rows.
-        size: number of rows.
-
-    Raises:
-        IndexError: on the CPU, for numbers without a row. Other devices raise their own errors, later.
-    """
-    if is_traced():
-        return embedding(ids)
-    try:
-        return embedding(ids)
-    except IndexError as error:
-        low, high = (int(number) for number in ids.aminmax())
-        raise IndexError(
-            f"{name} has numbers from {low} to {high}; {field} = {size}: give numbers from 0 to {size - 1}"
-        ) from error
+from .scheme import Scheme, look_up
 
 
 class LearnedPositions(nn.Embedding):

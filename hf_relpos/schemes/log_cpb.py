@@ -10,8 +10,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
-from .fire import ScalarLinear
-from .scheme import Scheme, dtype_of, integer
+from .scheme import ScalarLinear, Scheme, dtype_of, integer
 
 
 class LogCPB(Scheme, name="log_cpb"):

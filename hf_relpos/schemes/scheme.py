@@ -15,6 +15,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
+from ..attention.tracing import is_traced
 
 
 SCHEMES: dict[str, type["Scheme"]] = {}
@@ -108,6 +109,50 @@ def clipped_table(rows: torch.Tensor, low: int, high: int, out_of_range: str) ->
         nn.functional.pad(rows, (0, 0, 0, 1)),
         row_of=lambda r: torch.where((r < low) | (r > high), nothing, r - low),
     )
+
+
+class ScalarLinear(nn.Module):
+    """x · w + b of a number x, (…, 1) to (…, W), with the parameters of `nn.Linear(1, W)`: (W, 1) and (W,).
+
+    It is not an `nn.Linear`, so that tools which replace linear layers skip it: torchao cannot quantise rows of one
+    weight, quantisation would make distances coarser, and a low-rank adapter would be larger than the layer.
+    """
+
+    in_features = 1
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 1))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def look_up(
+    embedding: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, name: str, field: str, size: int
+) -> torch.Tensor:
+    """Look up rows of an embedding.
+
+    Args:
+        embedding: a module, or its function.
+        ids: row numbers, any shape.
+        name: name of the argument that holds `ids`.
+        field: name of the configuration field that sets the number of rows.
+        size: number of rows.
+
+    Raises:
+        IndexError: on the CPU, for numbers without a row. Other devices raise their own errors, later.
+    """
+    if is_traced():
+        return embedding(ids)
+    try:
+        return embedding(ids)
+    except IndexError as error:
+        low, high = (int(number) for number in ids.aminmax())
+        raise IndexError(
+            f"{name} has numbers from {low} to {high}; {field} = {size}: give numbers from 0 to {size - 1}"
+        ) from error
 
 
 OUT_OF_RANGE = {
