@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from .context import AttentionContext
-from .masks import is_visible
+from .masks import finite, is_visible
 from .tracing import is_transformed, may_read
 
 
@@ -349,8 +349,8 @@ def attend(
     if mask is not None:
         if mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, lowest)
-        else:  # min plus a negative score may overflow to -inf in float16, and the softmax of a row of -inf is NaN
-            scores = (scores + mask).clamp(min=lowest)
+        else:  # min plus a negative score may overflow to -inf in float16
+            scores = finite(scores + mask, scores.dtype)
     visible = allowed(terms, context, mask)
     if visible is not None:
         scores = scores.masked_fill(~visible, lowest)

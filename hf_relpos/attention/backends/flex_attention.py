@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 from ...host.torch import at_least_graphs
 from ..call import AttentionCall
 from ..formula import Terms, content_scale, content_vectors, position_scores
+from ..masks import finite
 from ..sliding_window import SlidingWindowMask
 from ..toeplitz import OffsetTable, to_toeplitz
 from ..tracing import is_traced
@@ -136,8 +137,7 @@ def _modifications(
     form = to_toeplitz(by_offset, context, query, by_row=True)
     dense = position_scores(query, key, by_pair, context)
     if isinstance(call.mask, torch.Tensor) and call.mask.dtype != torch.bool:
-        lowest = torch.finfo(query.dtype).min
-        dense = (call.mask if dense is None else dense + call.mask).clamp(min=lowest)
+        dense = finite(call.mask if dense is None else dense + call.mask, query.dtype)
     # the difference of these is the offset of a pair, as an address in the arrays by offset
     of_key = context.key_positions(query.device).expand(batch, -1)
     of_query = (context.query_positions(query.device) + context.low).expand(batch, -1)

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from ...host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..call import AttentionCall
 from ..formula import Terms, allowed, content_scale, content_vectors, position_scores, position_values
-from ..masks import is_visible
+from ..masks import finite, is_visible
 
 
 class Sdpa:
@@ -66,7 +66,7 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
         assert visible is not None
         bias = torch.where(visible, query.new_zeros(()) if bias is None else bias, lowest)
     if bias is not None and mask is not None and mask.dtype != torch.bool:
-        bias, mask = (bias + mask).clamp(min=lowest), is_visible(mask)  # two minima would add up to -inf
+        bias, mask = finite(bias + mask, call.dtype), is_visible(mask)  # two minima would add up to -inf
     if bias is not None and mask is not None and visible is None and torch.is_grad_enabled():
         # A query without keys attends to all alike. With all scores at the minimum SDPA does so, too, but on the CPU
         # its gradients are not those of its output.
