@@ -436,7 +436,6 @@ def test_a_device_that_cannot_be_used(small, tmp_path, method, device, words):
         ),
         ({"window": 1000}, r"method_options\['window'\] = 1000"),
         ({"window": 63}, r"method_options\['window'\] = 63"),
-        ({"window": 150, "length": 100}, r"method_options\['window'\] = 150"),
         ({"distil_tokens": 3}, r"method_options\['distil_tokens'\] = 3"),
     ],
 )

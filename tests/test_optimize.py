@@ -853,8 +853,6 @@ def test_what_cannot_be_asked_for(monkeypatch):
     classes = [type(module) for module in model.modules()]
     with raises(ValueError, "precision", "'float16'", "'float32'", "'bfloat16'"):
         optimize(model, precision="float16")
-    with raises(ValueError, "sample", "'int8'", "'float32'"):
-        optimize(model, sample=batch())
     with raises(TypeError, "optimize", "str"):
         optimize("bert-base-uncased")
     monkeypatch.setattr(optimize_module, "linear_library", LIBRARY.__wrapped__)  # it is kept for the process

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import selection
 import torch
-from launching import SERVER, run_python
+from launching import SERVER, import_script, run_python
 from parallel_train import EPSILON, STEPS, WAYS, alone
 from selection import FEATURE_SCHEMES
 from toy_training import make_model, train
 from transformers import AutoModelForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
 from hf_relpos.models.saved_code import remote_code as saving
-from hf_relpos.training import last_checkpoint
+
+
+last_checkpoint = import_script("running").last_checkpoint
 
 
 def schemes(*quick):

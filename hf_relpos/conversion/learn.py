@@ -58,8 +58,8 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
 def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
     """Train, measure the agreement and the speed, and say which tensors have changed."""
     tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size)
-    if conversion.options.window is not None:
-        model.config.attention_window = conversion.options.window
+    if conversion.window is not None:
+        model.config.attention_window = conversion.window
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), build_teacher(conversion).float()
@@ -111,7 +111,7 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
             f"it would change nothing; leave it out, or give more than {limit}, which is what the source reads"
         )
     longest = max(fitted, length or 0)
-    if window is not None and window >= longest - 1:
+    if window is not None and window >= longest - 1 and longest <= limit:
         raise ConversionError(
             f"method_options['window'] = {window}: in the rows to learn from, of at most {longest} tokens, none is "
             f"so far from another, so it would change nothing there; give less than {longest - 1}, or longer rows "

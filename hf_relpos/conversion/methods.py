@@ -43,7 +43,8 @@ class DistilOptions:
     )
     window: int | None = setting(
         None,
-        "attention_window of the result; a positive integer, or None for attention to all tokens",
+        "attention_window of the result; a positive integer, such as `length` for attention to all tokens. None: half "
+        "of the source's length for a longer `length`, and no window otherwise",
         is_count,
         optional=True,
     )

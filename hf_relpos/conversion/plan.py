@@ -89,6 +89,15 @@ class Conversion:
         return max(length, getattr(self.options, "length", None) or 0)
 
     @property
+    def window(self) -> int | None:
+        """`attention_window` of the result; where rows past the source's limit are learnt from, half of that limit.
+
+        Then no token meets a distance that few rows have shown, and long rows cost less.
+        """
+        past = (getattr(self.options, "length", None) or 0) > self.limit
+        return getattr(self.options, "window", None) or (max(1, self.limit // 2) if past else None)
+
+    @property
     def abilities(self) -> str:
         """What the result can and cannot do, in one line."""
         limit = self.limit
@@ -104,10 +113,9 @@ class Conversion:
                 "It reads texts of any length, and its outputs are far from the source's until it is trained. For a "
                 "model that can be used as it is, convert with --text FILE instead of --method drop."
             )
-        window = getattr(self.options, "window", None)
         return f"It reads texts of any length and was made for {self.new_length:,} tokens" + (
-            f", with attention_window = {window} in its configuration."
-            if window
+            f", with attention_window = {self.window} in its configuration."
+            if self.window
             else f"; load it with attention_window={max(1, limit // 2)} for longer ones."
         )
 

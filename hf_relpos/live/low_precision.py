@@ -99,12 +99,13 @@ def multiply_int8(
 
 @dataclass(frozen=True)
 class Agreement:
-    """The outputs of a model in int8 beside those in float32.
+    """The outputs of a model on a sample beside those that it had before.
 
     Attributes:
         rows: how many were compared.
         cosine: mean of the rows' cosines, of logits or of the mean of a row's states.
         least: the smallest.
+        largest: the largest difference of a logit or state, as a share of the largest value.
         decisions: share of rows with the same largest logit, or the same sign of a single one; None for states.
         in_float32: names of the linear layers that stay in float32.
         source: what the rows are.
@@ -113,6 +114,7 @@ class Agreement:
     rows: int
     cosine: float
     least: float
+    largest: float
     decisions: float | None
     in_float32: tuple[str, ...]
     source: str
@@ -121,61 +123,82 @@ class Agreement:
         same = "" if self.decisions is None else f", {100 * self.decisions:.1f} % same decisions"
         kept = f"; {len(self.in_float32)} layers stay in float32" if self.in_float32 else ""
         return (
-            f"agreement with float32 on {self.rows} rows of {self.source}: cosine {self.cosine:.4f}, least "
-            f"{self.least:.4f}{same}{kept}"
+            f"agreement with the model before, on {self.rows} rows of {self.source}: cosine {self.cosine:.4f}, least "
+            f"{self.least:.4f}{same}; largest difference {self.largest:.0e} of the largest value{kept}"
         )
 
 
-@torch.no_grad()
-def quantize(owner: Any, root: nn.Module, layers: Sequence[nn.Linear], sample: Sample) -> Agreement:
-    """Give layers the class `Int8Linear`, but for those that do harm.
+class Comparison:
+    """The outputs of a model on a sample before a change, to compare those after it with."""
 
-    Args:
-        owner: what the user gave, which may have a tokenizer.
-        root: its module.
-        layers: candidates.
-        sample: texts, or inputs of the model; None for random tokens of its vocabulary.
+    def __init__(self, owner: Any, root: nn.Module, sample: Sample) -> None:
+        """
+        Args:
+            owner: what the user gave, which may have a tokenizer.
+            root: its module.
+            sample: texts, or inputs of the model; None for random tokens of its vocabulary.
 
-    Raises:
-        ValueError: for a module that has no model of Transformers inside, or texts without a tokenizer.
-    """
-    model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
-    if model is None:
-        raise ValueError(f"precision = 'int8' is measured on a PreTrainedModel; {type(root).__name__} has none inside")
-    batch, source = _batch(owner, root, model, sample)
-    names = {module: name for name, module in model.named_modules()}
+        Raises:
+            ValueError: for a module that has no model of Transformers inside, or texts without a tokenizer.
+        """
+        model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
+        if model is None:
+            raise ValueError(
+                f"precision = 'int8' and a sample are for a PreTrainedModel; {type(root).__name__} has none inside"
+            )
+        self.model = model
+        self.batch, self.source = _batch(owner, root, model, sample)
+        self.expected = self.outputs()
+
+    @torch.no_grad()
+    def outputs(self) -> torch.Tensor:
+        """Logits (B, C), or states of tokens (B, L, C), zeros where there is padding."""
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            out: torch.Tensor = self.model(**self.batch)[0]
+        finally:
+            for module in training:
+                module.training = True
+        mask = self.batch.get("attention_mask")
+        return out if out.dim() == 2 or mask is None else out * mask.flatten(1)[..., None].to(out.dtype)
+
+    def agreement(self, in_float32: tuple[str, ...] = ()) -> Agreement:
+        """Of today's outputs with those before."""
+        found, expected = self.outputs().double(), self.expected.double()
+        cosines = nn.functional.cosine_similarity(_means(found), _means(expected), dim=-1)
+        return Agreement(
+            rows=len(cosines),
+            cosine=float(cosines.mean()),
+            least=float(cosines.min()),
+            largest=float((found - expected).abs().max() / expected.abs().max()),
+            decisions=_same_decisions(self.model, found, expected),
+            in_float32=in_float32,
+            source=self.source,
+        )
+
+
+def quantize(comparison: Comparison, layers: Sequence[nn.Linear]) -> Agreement:
+    """Give layers the class `Int8Linear`, but for those that do harm."""
+    names = {module: name for name, module in comparison.model.named_modules()}
     before = {layer: type(layer) for layer in layers}
-    was_training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        expected, errors = _measured(model, layers, batch)
-        ranked = sorted(layers, key=lambda layer: errors.get(layer, 0.0), reverse=True)
-        fewest = sum(errors.get(layer, 0.0) > LARGEST_ERROR for layer in layers)
-        for share in SHARES:
-            kept = ranked[: max(fewest, round(share * len(ranked)))]
-            for layer in layers:
-                layer.__class__ = before[layer] if layer in kept else Int8Linear
-            found = _output(model, batch)
-            cosines = nn.functional.cosine_similarity(found.double(), expected.double(), dim=-1)
-            if float(cosines.mean()) >= LEAST_COSINE:
-                break
-    finally:
-        for module in was_training:
-            module.training = True
-    return Agreement(
-        rows=len(cosines),
-        cosine=float(cosines.mean()),
-        least=float(cosines.min()),
-        decisions=_same_decisions(model, found, expected),
-        in_float32=tuple(names.get(layer, "?") for layer in kept),
-        source=source,
-    )
+    errors = _errors(comparison, layers)
+    ranked = sorted(layers, key=lambda layer: errors.get(layer, 0.0), reverse=True)
+    fewest = sum(errors.get(layer, 0.0) > LARGEST_ERROR for layer in layers)
+    for share in SHARES:
+        kept = ranked[: max(fewest, round(share * len(ranked)))]
+        for layer in layers:
+            layer.__class__ = before[layer] if layer in kept else Int8Linear
+        agreement = comparison.agreement(tuple(names.get(layer, "?") for layer in kept))
+        if agreement.cosine >= LEAST_COSINE:
+            break
+    return agreement
 
 
 def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) -> tuple[dict[str, Any], str]:
     """Inputs of the model, and what they are."""
     if isinstance(sample, Mapping):
-        return dict(sample), "the given inputs"
+        return {name: value for name, value in sample.items() if name != "labels"}, "the given inputs"
     if sample is not None:
         tokenizer = getattr(owner, "tokenizer", None) or getattr(root, "tokenizer", None)
         if tokenizer is None:
@@ -195,21 +218,13 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
     return {"input_ids": tokens.where(mask == 1, torch.tensor(padding)), "attention_mask": mask}, "random tokens"
 
 
-def _output(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
-    """(B, C): the logits of a row, or the mean of the states of its tokens."""
-    out: torch.Tensor = model(**batch)[0]
-    if out.dim() == 2:
-        return out
-    mask = batch.get("attention_mask")
-    mask = torch.ones(out.shape[:2]) if mask is None else mask
-    mask = mask.to(out.dtype).flatten(1)[..., None]
-    return (out * mask).sum(1) / mask.sum(1)
+def _means(out: torch.Tensor) -> torch.Tensor:
+    """(B, C): the logits of a row, or the sum of the states of its tokens, which has the direction of their mean."""
+    return out if out.dim() == 2 else out.sum(1)
 
 
-def _measured(
-    model: PreTrainedModel, layers: Sequence[nn.Linear], batch: Mapping[str, Any]
-) -> tuple[torch.Tensor, dict[nn.Linear, float]]:
-    """The output in float32, and the error of each layer alone in int8, as a share of the norm of its output."""
+def _errors(comparison: Comparison, layers: Sequence[nn.Linear]) -> dict[nn.Linear, float]:
+    """The error of each layer alone in int8, as a share of the norm of its output."""
     errors: dict[nn.Linear, float] = {}
 
     def compare(layer: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
@@ -218,10 +233,11 @@ def _measured(
 
     hooks = [layer.register_forward_hook(compare) for layer in layers]
     try:
-        return _output(model, batch), errors
+        comparison.outputs()
     finally:
         for hook in hooks:
             hook.remove()
+    return errors
 
 
 def _same_decisions(model: PreTrainedModel, found: torch.Tensor, expected: torch.Tensor) -> float | None:

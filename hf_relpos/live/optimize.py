@@ -13,7 +13,7 @@ from ..families.registry import LIVE
 from ..models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, reader_of_padding, substitute
 from .fused import fused
-from .low_precision import Agreement, Bfloat16Linear, Int8Linear, Sample, quantize
+from .low_precision import Agreement, Bfloat16Linear, Comparison, Int8Linear, Sample, quantize
 from .unpadding import may_unpad
 
 
@@ -30,7 +30,7 @@ class Optimized(Handle):
         linear: how many linear layers compute in float32.
         products: by which library, with the rates and errors measured on this machine.
         rounded: how many linear layers compute in a lower precision, as a sentence.
-        agreement: of the model in int8 with that in float32.
+        agreement: of the outputs with those before, for "int8" and a sample.
     """
 
     encoders: tuple[Accelerated, ...]
@@ -76,16 +76,16 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
             each token and each output feature; the outputs are compared with those in float32, layers that do harm
             stay in float32, and `agreement` of the result says how close it is. Weights stay as they are.
         unpad: whether to take padding out.
-        sample: what "int8" is compared on with float32: texts, where the model comes with its tokenizer, or inputs of
-            the model. None for random tokens of the vocabulary, which say less.
+        sample: what the model is compared on with itself before: texts, where it comes with its tokenizer, or inputs
+            of the model. None for no comparison, and in "int8" for random tokens of the vocabulary, which say less.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
 
     Raises:
         TypeError: if `model` neither is a module nor has one as its `model`.
-        ValueError: for an unknown precision, for a sample without "int8", and for "int8" on a module without a
-            PreTrainedModel inside, or texts and no tokenizer.
+        ValueError: for an unknown precision, for "int8" or a sample and a module without a PreTrainedModel inside, and
+            for texts and no tokenizer.
 
     Example:
 
@@ -100,10 +100,9 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     root = module_of(model, "optimize")
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}")
-    if sample is not None and precision != "int8":
-        raise ValueError(f"a sample is what precision = 'int8' is compared on; this is {precision!r}")
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
+    comparison = None if sample is None and precision != "int8" else Comparison(model, root, sample)
     encoders, left, changed = substitute(root, unpad)
     for name, module in root.named_modules():
         if not unpad or not isinstance(module, RelPosBertModel):
@@ -140,12 +139,8 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     if precision == "bfloat16":
         for layer in rounded:
             layer.__class__ = Bfloat16Linear
-    elif precision == "int8":
-        try:
-            handle.agreement = quantize(model, root, rounded, sample)
-        except BaseException:
-            handle.undo()
-            raise
+    if comparison is not None:
+        handle.agreement = quantize(comparison, rounded) if precision == "int8" else comparison.agreement()
     count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
     handle.linear, handle.rounded = len(layers) - count, f"{count} linear layers in {precision}" if count else ""
     return handle

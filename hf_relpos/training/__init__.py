@@ -1,11 +1,10 @@
-"""Training: distillation, and resumption after a kill."""
+"""Training: distillation."""
 
 import importlib
 from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .checkpoints import last_checkpoint
     from .distillation import DistillationReport, DistillationSettings, distil
 
 
@@ -14,14 +13,12 @@ _LAZY = {
     "DistillationReport": "distillation",
     "DistillationSettings": "distillation",
     "distil": "distillation",
-    "last_checkpoint": "checkpoints",
 }
 
 __all__ = [
     "DistillationReport",
     "DistillationSettings",
     "distil",
-    "last_checkpoint",
 ]
 
 

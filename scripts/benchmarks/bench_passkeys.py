@@ -4,8 +4,9 @@
 
 A sentence with a person's pass key is hidden in a filler, at depths evenly from the beginning to the end, and a
 question about the person has to find its document among 50 (Zhu et al. 2024, arXiv 2404.12096). The filler is the same
-for all documents: sentences that repeat, or a text. Writes OUT/passkeys.json and .md; `--converted` is a result of
-`hf-relpos convert`, read with `--window`.
+for all documents: sentences that repeat, or a text; the key takes the place of as many tokens. A window without a key
+is thus in all documents but a few; where it is the closest to the question, the best window finds none, which is
+counted, too. Writes OUT/passkeys.json and .md; `--converted` is a result of `hf-relpos convert`.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def documents(tokenizer: Any, text: str, length: int, count: int) -> list[list[i
         hidden = tokenizer(sentence, add_special_tokens=False, verbose=False).input_ids
         room = length - 2 - len(hidden)
         place = max(end for end in ends if end <= room * depth / max(1, count - 1))
-        bodies.append([*ids[:place], *hidden, *ids[place:room]])
+        bodies.append([*ids[:place], *hidden, *ids[place + len(hidden) : length - 2]])
     return bodies
 
 
@@ -121,6 +122,12 @@ def found(scores: torch.Tensor) -> list[bool]:
     return right
 
 
+def lost_to_filler(scores: torch.Tensor) -> list[bool]:
+    """Whether the best window of each question is one that most of the documents have; as `found`."""
+    best = scores.amax(1, keepdim=True)
+    return ((scores > best - 1e-6).sum(1) > len(NAMES) // 2).tolist()
+
+
 def interval(hits: int, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
     share, z = hits / count, 1.96
@@ -154,6 +161,7 @@ def measure(source: Encoder, converted: Encoder, text: str, length: int, count: 
             ways["source, first 512 tokens"] = found(asked @ torch.stack([own[0] for own in each]).T)
         ways[f"source, best of {name}"] = found(best)
         ways[f"source, mean of {name}"] = found(asked @ mean.T)
+        ways[f"– lost to filler: best of {name}"] = lost_to_filler(best)
     whole, passages = [], []
     for states in read(converted, [row_of(source.tokenizer, body) for body in bodies], batch=2):
         whole.append(vector(converted, states))
@@ -198,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--source", required=True, help="sentence encoder with absolute positions")
     parser.add_argument("--converted", required=True, help="its conversion")
     parser.add_argument("--text", required=True, type=Path, help="text of the second filler")
-    parser.add_argument("--window", type=positive_int, default=256, help="attention_window of the conversion")
+    parser.add_argument("--window", type=positive_int, help="attention_window of the conversion, if not its own")
     parser.add_argument("--keys", type=positive_int, default=200, help="for each length and filler; a multiple of 50")
     parser.add_argument("--lengths", type=positive_int, nargs="+", default=LENGTHS)
     parser.add_argument("--threads", type=positive_int, default=1)
@@ -208,12 +216,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--keys {args.keys}: give a multiple of {len(NAMES)}")
     start_quietly(args.threads)
     source, converted = load_encoder(args.source), load_encoder(args.converted)
-    converted.model.config.attention_window = args.window
+    converted.model.config.attention_window = args.window or converted.model.config.attention_window
     for encoder in (source, converted):
         optimize(encoder.model)
     texts = {"sentences that repeat": REPEATED, "a text": " ".join(itertools.islice(read_texts(args.text), 1000))}
     content: dict[str, Any] = {"source": Path(args.source).name, "environment": environment(), "keys": args.keys}
-    content |= {"window": args.window, "rows": {kind: {} for kind in texts}}
+    content |= {"window": converted.model.config.attention_window, "rows": {kind: {} for kind in texts}}
     for length, (kind, text) in itertools.product(args.lengths, texts.items()):
         started = time.monotonic()
         content["rows"][kind][str(length)] = measure(source, converted, text, length, args.keys)

@@ -11,7 +11,6 @@ from torch.utils.data import SequentialSampler
 from transformers import AutoConfig, PreTrainedModel, Trainer, TrainingArguments, set_seed
 
 from hf_relpos.files import write_json
-from hf_relpos.training import last_checkpoint
 
 
 # Fields of config.json that make another model of the same weights, or need other weights.
@@ -25,6 +24,24 @@ SHAPE = (
     "num_attention_heads",
     "vocab_size",
 )
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the last file of a checkpoint, which the Trainer does not write atomically, was written completely."""
+    try:
+        return isinstance(json.loads((checkpoint / "trainer_state.json").read_bytes()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def last_checkpoint(output_dir: str | Path) -> str | None:
+    """The last complete checkpoint in the output folder of a Trainer, or None.
+
+    `resume_from_checkpoint=True` takes the last of all, and fails if the run was killed while writing it.
+    """
+    found = {path.name.rpartition("-")[2]: path for path in Path(output_dir).glob("checkpoint-*") if is_complete(path)}
+    steps = [step for step in found if step.isdecimal()]
+    return str(found[max(steps, key=int)]) if steps else None
 
 
 def start(args: TrainingArguments, own_checkpoints: bool = False, predicts: bool = False) -> str | None:
