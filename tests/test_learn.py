@@ -389,6 +389,7 @@ def test_more_steps_come_closer(small, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_period_that_is_given_stays(small, tmp_path):
     report = convert(
         small / "bert",
@@ -591,6 +592,7 @@ def test_no_tokenizer(small, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_documents_of_a_generator_serve_every_part(small, tmp_path):
     lines = (line for line in (small / "text.txt").read_text(encoding="utf-8").splitlines() if line)
     options = {"steps": 6}

@@ -87,5 +87,6 @@ def test_what_is_not_a_number_is_wrong(found):
         machine._compare([torch.tensor([found])], [torch.tensor([1.0])], "x")
 
 
+@pytest.mark.slow
 def test_it_may_be_what_is_asked_for_first():
     subprocess.run([sys.executable, "-c", "import hf_relpos; hf_relpos.self_check"], check=True)

@@ -28,6 +28,7 @@ def test_loss_goes_down(scheme, task, tmp_path):
     assert mean(losses[-15:]) < 0.8 * mean(losses[:5])  # batches of 8: single steps jump
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(older_than("5.14"), reason="the Trainer divides accumulated losses otherwise")
 @pytest.mark.parametrize("task", with_full(["next", "kind"], HEADS))
 def test_accumulated_gradients_give_the_curve_of_the_larger_batch(task, tmp_path):

@@ -36,7 +36,7 @@ class DistilOptions:
     length: int | None = setting(
         None,
         "tokens of the longest rows to learn from. Where the source does not read as many, another step on such rows, "
-        "which it reads in overlapping windows, follows every second of `steps`. A positive integer, or None for the "
+        "which it reads in overlapping windows, follows every third of `steps`. A positive integer, or None for the "
         "source's length",
         is_count,
         optional=True,

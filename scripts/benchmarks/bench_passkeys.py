@@ -136,23 +136,11 @@ def interval(hits: int, count: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def measure(source: Encoder, converted: Encoder, text: str, length: int, count: int) -> dict[str, list[bool]]:
-    """Which keys each way of reading finds in documents of one length.
-
-    Returns:
-        For each way whether it finds each key.
-    """
-    questions = [QUESTION.format(name=NAMES[number % len(NAMES)]) for number in range(count)]
-    asked, asked_converted = (
-        torch.stack([vector(encoder, states) for states in read(encoder, encoder.tokenizer(questions).input_ids)])
-        for encoder in (source, converted)
-    )
-    bodies = documents(source.tokenizer, text, length, count)
-    windows = Windows(source)
+def by_windows(source: Encoder, bodies: Sequence[Sequence[int]], questions: list[str]) -> dict[str, list[bool]]:
+    """For each way of reading documents in windows whether it finds each key, and whether it finds filler instead."""
+    asked, windows = question_vectors(source, questions), Windows(source)
     ways: dict[str, list[bool]] = {}
     for size, stride in ((512, 510), (512, 255), (256, 254)):
-        if size > length:
-            continue
         each = [windows.of(body, size, stride) for body in bodies]
         name = f"windows of {size}" + (", half overlapping" if stride < size - 2 else "")
         best = torch.stack([(asked @ own.T).amax(1) for own in each], 1)
@@ -162,15 +150,27 @@ def measure(source: Encoder, converted: Encoder, text: str, length: int, count: 
         ways[f"source, best of {name}"] = found(best)
         ways[f"source, mean of {name}"] = found(asked @ mean.T)
         ways[f"– lost to filler: best of {name}"] = lost_to_filler(best)
+    return ways
+
+
+def by_conversion(converted: Encoder, bodies: Sequence[Sequence[int]], questions: list[str]) -> dict[str, list[bool]]:
+    """The same for documents that the converted model reads as a whole."""
+    asked = question_vectors(converted, questions)
     whole, passages = [], []
-    for states in read(converted, [row_of(source.tokenizer, body) for body in bodies], batch=2):
+    for states in read(converted, [row_of(converted.tokenizer, body) for body in bodies], batch=2):
         whole.append(vector(converted, states))
         parts = states[1:-1].split(PASSAGE)
         passages.append(nn.functional.normalize(torch.stack([part.mean(0) for part in parts]), dim=-1))
-    ways["converted, one vector"] = found(asked_converted @ torch.stack(whole).T)
-    best = torch.stack([(asked_converted @ own.T).amax(1) for own in passages], 1)
-    ways[f"converted, best passage of {PASSAGE} tokens"] = found(best)
-    return ways
+    best = torch.stack([(asked @ own.T).amax(1) for own in passages], 1)
+    return {
+        "converted, one vector": found(asked @ torch.stack(whole).T),
+        f"converted, best passage of {PASSAGE} tokens": found(best),
+    }
+
+
+def question_vectors(encoder: Encoder, questions: list[str]) -> torch.Tensor:
+    """(questions, D)."""
+    return torch.stack([vector(encoder, states) for states in read(encoder, encoder.tokenizer(questions).input_ids)])
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
@@ -224,7 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content |= {"window": converted.model.config.attention_window, "rows": {kind: {} for kind in texts}}
     for length, (kind, text) in itertools.product(args.lengths, texts.items()):
         started = time.monotonic()
-        content["rows"][kind][str(length)] = measure(source, converted, text, length, args.keys)
+        questions = [QUESTION.format(name=NAMES[number % len(NAMES)]) for number in range(args.keys)]
+        bodies = documents(source.tokenizer, text, length, args.keys)
+        ways = by_windows(source, bodies, questions) | by_conversion(converted, bodies, questions)
+        content["rows"][kind][str(length)] = ways
         print(f"{kind}, {length} tokens: {time.monotonic() - started:.0f} s", flush=True)
         write_report(args.out / "passkeys", content, card(content))
     print_tables(tables(content))
