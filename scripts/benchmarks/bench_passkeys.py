@@ -216,12 +216,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--keys {args.keys}: give a multiple of {len(NAMES)}")
     start_quietly(args.threads)
     source, converted = load_encoder(args.source), load_encoder(args.converted)
-    converted.model.config.attention_window = args.window or converted.model.config.attention_window
+    window = args.window or getattr(converted.model.config, "attention_window", None)
+    converted.model.config.attention_window = window
     for encoder in (source, converted):
         optimize(encoder.model)
     texts = {"sentences that repeat": REPEATED, "a text": " ".join(itertools.islice(read_texts(args.text), 1000))}
     content: dict[str, Any] = {"source": Path(args.source).name, "environment": environment(), "keys": args.keys}
-    content |= {"window": converted.model.config.attention_window, "rows": {kind: {} for kind in texts}}
+    content |= {"window": window, "rows": {kind: {} for kind in texts}}
     for length, (kind, text) in itertools.product(args.lengths, texts.items()):
         started = time.monotonic()
         questions = [QUESTION.format(name=NAMES[number % len(NAMES)]) for number in range(args.keys)]
