@@ -183,9 +183,10 @@ def tables(content: dict[str, Any]) -> list[Table]:
         for way in dict.fromkeys(way for kind in kinds for row in rows[kind].values() for way in row):
             cells = []
             for length in lengths:
-                hits = [hit for kind in kinds for hit in rows[kind].get(length, {}).get(way, ())]
-                low, high = interval(sum(hits), len(hits)) if hits else (0.0, 0.0)
-                cells.append(f"{sum(hits) / len(hits):.3f} ({low:.2f}–{high:.2f})" if hits else "–")
+                pairs = [rows[kind].get(length, {}).get(way, (0, 0)) for kind in kinds]
+                hits, count = map(sum, zip(*pairs, strict=True))
+                low, high = interval(hits, count) if count else (0.0, 0.0)
+                cells.append(f"{hits / count:.3f} ({low:.2f}–{high:.2f})" if count else "–")
             lines.append([way, *cells])
         made.append((f"{title}: share of keys found, 95 % interval, by tokens", ["", *lengths], lines))
     return made
@@ -228,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         questions = [QUESTION.format(name=NAMES[number % len(NAMES)]) for number in range(args.keys)]
         bodies = documents(source.tokenizer, text, length, args.keys)
         ways = by_windows(source, bodies, questions) | by_conversion(converted, bodies, questions)
-        content["rows"][kind][str(length)] = ways
+        content["rows"][kind][str(length)] = {way: [sum(hits), len(hits)] for way, hits in ways.items()}
         print(f"{kind}, {length} tokens: {time.monotonic() - started:.0f} s", flush=True)
         write_report(args.out / "passkeys", content, card(content))
     print_tables(tables(content))

@@ -29,6 +29,7 @@ CARDS = {
     "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/cpu-window.json": "bench_window",
     "benchmarks/gliner.json": "bench_gliner",
+    "benchmarks/passkeys.json": "bench_passkeys",
     "benchmarks/server.json": "bench_server",
     "families.json": "family_parity",
     "fuzz.json": "reliability",
