@@ -174,22 +174,29 @@ def question_vectors(encoder: Encoder, questions: list[str]) -> torch.Tensor:
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """A table for each filler, and one of both, with intervals."""
+    """A table of the means of both fillers, and one of each, with intervals."""
     rows = content["rows"]
     lengths = list(next(iter(rows.values())))
-    made = []
-    for title, kinds in (("Both fillers", list(rows)), *((f"Filler: {kind}", [kind]) for kind in rows)):
-        lines = []
-        for way in dict.fromkeys(way for kind in kinds for row in rows[kind].values() for way in row):
-            cells = []
-            for length in lengths:
-                pairs = [rows[kind].get(length, {}).get(way, (0, 0)) for kind in kinds]
-                hits, count = map(sum, zip(*pairs, strict=True))
-                low, high = interval(hits, count) if count else (0.0, 0.0)
-                cells.append(f"{hits / count:.3f} ({low:.2f}–{high:.2f})" if count else "–")
-            lines.append([way, *cells])
-        made.append((f"{title}: share of keys found, 95 % interval, by tokens", ["", *lengths], lines))
-    return made
+    ways = dict.fromkeys(way for lengths_of in rows.values() for row in lengths_of.values() for way in row)
+
+    def mean(way: str, length: str) -> str:
+        pairs = [row[length][way] for row in rows.values() if way in row.get(length, ())]
+        return f"{sum(hits / count for hits, count in pairs) / len(pairs):.3f}" if pairs else "–"
+
+    def share(hits: int, count: int) -> str:
+        low, high = interval(hits, count) if count else (0.0, 0.0)
+        return f"{hits / count:.3f} ({low:.2f}–{high:.2f})" if count else "–"
+
+    made = [
+        (
+            "Share of keys found, mean of both fillers, by tokens",
+            [[way, *(mean(way, n) for n in lengths)] for way in ways],
+        )
+    ]
+    for kind, row in rows.items():
+        lines = [[way, *(share(*row.get(length, {}).get(way, (0, 0))) for length in lengths)] for way in ways]
+        made.append((f"Filler: {kind}: share of keys found, 95 % interval, by tokens", lines))
+    return [(title, ["", *lengths], lines) for title, lines in made]
 
 
 def card(content: dict[str, Any]) -> str:
