@@ -195,6 +195,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     ]
     for kind, row in rows.items():
         lines = [[way, *(share(*row.get(length, {}).get(way, (0, 0))) for length in lengths)] for way in ways]
+        lines = [line for line in lines if not line[0].startswith("–")]  # in the first table
         made.append((f"Filler: {kind}: share of keys found, 95 % interval, by tokens", lines))
     return [(title, ["", *lengths], lines) for title, lines in made]
 
