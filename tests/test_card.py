@@ -131,7 +131,7 @@ def test_the_card_of_what_learnt_from_text(source, learnt):
         assert words in card.text, words
 
 
-@pytest.mark.parametrize("window", [None, 10])
+@pytest.mark.parametrize("window", [None, 10, 64])
 def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, window):
     """Report, verdict and card of a conversion for 64 tokens, of which the source reads 32."""
     with pytest.warns(UserWarning):

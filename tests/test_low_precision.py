@@ -130,7 +130,7 @@ def test_a_layer_that_does_harm_stays_in_float32(monkeypatch):
     assert "random tokens" in str(handle) and not model.training
 
 
-def test_refused(tmp_path):
+def test_refused(monkeypatch):
     model = classifier()
     with raises(ValueError, "precision", "'int4'", "int8"):
         hf_relpos.optimize(model, precision="int4")
@@ -138,4 +138,7 @@ def test_refused(tmp_path):
         hf_relpos.optimize(model, precision="int8", sample=["a text"])
     with raises(ValueError, "int8", "PreTrainedModel"):
         hf_relpos.optimize(nn.Linear(3, 3), precision="int8")
+    monkeypatch.setattr("hf_relpos.live.low_precision._means", None)  # a measurement that fails is undone
+    with raises(TypeError, "NoneType"):
+        hf_relpos.optimize(model, precision="int8")
     assert {type(module) for module in model.modules()} == {type(module) for module in classifier().modules()}

@@ -144,6 +144,7 @@ def test_pass_keys_are_looked_for(teacher, tmp_path):
     bench.main([*files, f"--text={teacher / 'held.txt'}", f"--out={tmp_path}", "--lengths=28", "--keys=50"])
     rows = json.loads((tmp_path / "passkeys.json").read_text())["rows"]
     assert all(found[1] == 50 for kind in rows.values() for found in kind["28"].values())
+    assert bench.lost_to_filler(torch.ones(2, 30)) == [True, True] and not any(bench.lost_to_filler(torch.eye(30)))
     assert bench.found(torch.eye(100)) == [True] * 100 and bench.found(torch.zeros(50, 50)) == [False] * 50
 
 

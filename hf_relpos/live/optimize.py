@@ -140,7 +140,11 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
         for layer in rounded:
             layer.__class__ = Bfloat16Linear
     if comparison is not None:
-        handle.agreement = quantize(comparison, rounded) if precision == "int8" else comparison.agreement()
+        try:
+            handle.agreement = quantize(comparison, rounded) if precision == "int8" else comparison.agreement()
+        except BaseException:
+            handle.undo()
+            raise
     count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
     handle.linear, handle.rounded = len(layers) - count, f"{count} linear layers in {precision}" if count else ""
     return handle
