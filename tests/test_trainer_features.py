@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, EarlyStoppingCallba
 from hf_relpos.models.saved_code import remote_code as saving
 
 
-last_checkpoint = import_script("running").last_checkpoint
+last_checkpoint = import_script("recipes.running").last_checkpoint
 
 
 def schemes(*quick):
