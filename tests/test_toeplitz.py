@@ -67,9 +67,8 @@ def test_every_scheme_on_tokens(name):
     for module in scheme.modules():
         if hasattr(module, "init_weights"):
             module.init_weights(0.2)
-    context = AttentionContext(
-        20, 20, query_projection=torch.nn.Linear(24, 24), key_projection=torch.nn.Linear(24, 24)
-    )
+    context = AttentionContext(20, 20, token_numbers=torch.rand(1, 3, 20))
+    context = replace(context, query_projection=torch.nn.Linear(24, 24), key_projection=torch.nn.Linear(24, 24))
     if shared is not None:
         stir(shared).init_weights(0.2)
         context = replace(context, shared=shared(context))

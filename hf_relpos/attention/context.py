@@ -39,6 +39,8 @@ class AttentionContext:
         grid: (B, L, 2), row and column of each token of an image, negative for tokens outside of it; or None.
         token_type_ids: (B, L), or None.
         relation_ids: (B, L, L), the label of each directed edge from i to j; or None.
+        token_numbers: (B, H, K), what `Scheme.token_numbers` returns of the layer's inputs; or None.
+        real: (B, K), False for keys that are padding; None if that is not known, or there are none.
         shared: the result, for this call, of the scheme's module that all layers share. Until a layer has called it,
             this is a function that returns the result. None if there is no such module.
         query_projection: W_q of the layer, D to H·d; or None.
@@ -57,6 +59,8 @@ class AttentionContext:
     grid: torch.Tensor | None = None
     token_type_ids: torch.Tensor | None = None
     relation_ids: torch.Tensor | None = None
+    token_numbers: torch.Tensor | None = None
+    real: torch.Tensor | None = None
     shared: Any = None
     query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
     key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None

@@ -59,6 +59,7 @@ def _make_terms(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool
             grid=ids,
             token_type_ids=ids[..., 0],
             relation_ids=ids,
+            token_numbers=torch.zeros(1, config.num_attention_heads, 2),
             query_projection=projection,
             key_projection=projection,
             device=torch.device("meta"),

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..host.transformers import ACT2FN
 from ..schemes.registry import SCHEMES, build_input, parts_with_absolute_table, scheme_parts
-from ..schemes.scheme import MAX_COUNT
+from ..schemes.scheme import MAX_COUNT, Scheme
 from .sequence import INDICES, check_tensor
 
 
@@ -198,6 +198,10 @@ def _check_position_scheme(config: Any) -> None:
         raise ValueError(f"position_embedding_type = {config.position_embedding_type}: the scales differ ({listed})")
     if sum(scheme.rotates() for scheme, _ in parts) > 1:
         raise ValueError(f"position_embedding_type = {config.position_embedding_type}: two rotations do not combine")
+    if sum(scheme.token_numbers is not Scheme.token_numbers for scheme, _ in parts) > 1:
+        raise ValueError(
+            f"position_embedding_type = {config.position_embedding_type}: two with `token_numbers` do not combine"
+        )
     if len(parts) > 1 and any(scheme.rotates() for scheme, _ in parts):
         from .capabilities import probe_call
 

@@ -73,6 +73,7 @@ from .sequence import (
     packed_position_ids,
     row_metadata,
     sequence_metadata,
+    token_mask,
     tokens_to_keep,
 )
 
@@ -210,6 +211,9 @@ class RelPosBertSelfAttention(BertSelfAttention):
             states = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
             hidden_keys = torch.cat([states, hidden_states], dim=1)
         query, key, value = map(self._split_heads, self._project(hidden_states, hidden_keys))
+        numbers = self.distance_embedding.token_numbers(hidden_keys)
+        if numbers is not None:  # cached, reordered and cropped as part of the key
+            key = torch.cat([key, numbers.transpose(1, 2)[..., None].to(key.dtype)], dim=-1)
         if cache is not None:
             (old_key, key), (old_value, value) = (
                 states.tensor_split([memory_length], dim=2) for states in (key, value)
@@ -221,6 +225,9 @@ class RelPosBertSelfAttention(BertSelfAttention):
                 key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
+        if numbers is not None:
+            context = replace(context, token_numbers=key[..., -1])
+            key = key[..., :-1]
         call = self._call(query, key, value, attention_mask, context, shared_terms, kwargs)
         out, weights = run_attention(self.config._attn_implementation, call)
         return out.flatten(2).contiguous(), weights
@@ -233,12 +240,16 @@ class RelPosBertSelfAttention(BertSelfAttention):
 
         def attend(group, *rows):
             own, context, shared_terms = next(each)
+            if len(rows) > 3:
+                context = replace(context, token_numbers=rows[3].transpose(1, 2))
             terms = longest[0] if longest and longest[0].by_offset else None
-            call = self._call(*map(self._split_heads, rows), own, context, shared_terms, options, terms)
+            call = self._call(*map(self._split_heads, rows[:3]), own, context, shared_terms, options, terms)
             longest.append(call.terms)
             return run_attention(self.config._attn_implementation, call)[0].flatten(2)
 
-        return batch.by_group(attend, *self._project(hidden_states, hidden_states))
+        numbers = self.distance_embedding.token_numbers(hidden_states)
+        more = () if numbers is None else (numbers,)
+        return batch.by_group(attend, *self._project(hidden_states, hidden_states), *more)
 
     def _project(self, states: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries of states (B, L, D), keys and values of states (B, K, D); each (…, H·d)."""
@@ -781,7 +792,10 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     ) -> AttentionInputs:
         """What the layers share; of the hidden states, (B, L, D), only shape, dtype and device are read."""
         context = metadata.context(token_type_ids, relation_ids)
-        context = replace(context, device=hidden_states.device, longest=longest)
+        real = metadata.is_token
+        if real is None and attention_mask is not None and attention_mask.dim() == 2:
+            real = token_mask(attention_mask, hidden_states.shape[0], metadata.key_length, hidden_states.device)
+        context = replace(context, device=hidden_states.device, longest=longest, real=real)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         if self.encoder.distance_embedding is not None:

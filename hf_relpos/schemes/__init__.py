@@ -2,6 +2,7 @@
 
 from .absolute import Absolute as Absolute
 from .alibi import ALiBi as ALiBi
+from .cable import Cable as Cable
 from .cape import Cape as Cape
 from .deberta import Deberta as Deberta
 from .disan import DiSAN as DiSAN

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..attention.context import AttentionContext
@@ -83,6 +84,12 @@ class Combination(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(schemes)
         self.signature: Hashable = tuple(scheme.signature for scheme in schemes)  # as in Scheme
+
+    def token_numbers(self, states: torch.Tensor) -> torch.Tensor | None:
+        """Return those of the part that has some."""
+        schemes: list[Any] = list(self.parts)
+        each = (scheme.token_numbers(states) for scheme in schemes)
+        return next((numbers for numbers in each if numbers is not None), None)
 
     def forward(self, context: AttentionContext) -> Terms:
         """Return the sum of the terms of all parts."""

@@ -335,6 +335,14 @@ class Scheme(nn.Module):
         for parameter in self.parameters(recurse=False):
             init.normal_(parameter, mean=0.0, std=std)
 
+    def token_numbers(self, states: torch.Tensor) -> torch.Tensor | None:
+        """Return a number for each token and head, (B, K, H), of a layer's inputs (B, K, D); None for none.
+
+        They reach `forward` as `context.token_numbers`, also those of cached tokens: the cache holds them as a further
+        entry of each key. A combination can hold only one such scheme.
+        """
+        return None
+
     @classmethod
     def rotates(cls) -> bool:
         """Whether the scheme rotates q and k. A combination can hold only one such scheme."""

@@ -108,9 +108,10 @@ def measure(name: str, teacher: Encoder, texts: list[str], args: argparse.Namesp
         and the `details` of the converter, with the time of both models.
     """
     with tempfile.TemporaryDirectory() as folder:
-        details = convert(args.source, Path(folder) / "out", **STUDENTS[name], texts=texts, seed=args.seed).details
-        student = load_encoder(Path(folder) / "out", pooling=teacher.pooling)
-        encoders = [SentenceTransformer(each) for each in (args.source, str(Path(folder) / "out"))]
+        out = (args.keep or Path(folder)) / name
+        details = convert(args.source, out, **STUDENTS[name], texts=texts, seed=args.seed).details
+        student = load_encoder(out, pooling=teacher.pooling)
+        encoders = [SentenceTransformer(each) for each in (args.source, str(out))]
     cosines = {}
     for source in args.eval_text:
         path, _, column = source.partition("#")
@@ -165,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sts", nargs="+", default=[], help="scored pairs of sentences: score, sentence1, sentence2")
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=["fast", "default"])
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
+    parser.add_argument("--keep", type=Path, help="folder for the students, which are else thrown away")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=positive_int, default=1)
     parser.add_argument("--lengths", type=positive_int, nargs="+", default=LENGTHS)

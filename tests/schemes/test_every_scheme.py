@@ -43,6 +43,7 @@ ORDER_OPTIONS = {
 
 # Names and shapes of parameters with D = 24, H = 3, P = 16 and the default options; of other schemes: none.
 PARAMETERS = {
+    "cable": "h_attn.weight (3, 24); h_attn.bias (3,)",
     "deberta": "pos_key_proj.weight (24, 24); pos_query_proj.weight (24, 24); pos_query_proj.bias (24,); "
     "shared.rel_embeddings.weight (32, 24)",
     "fire": "bias.c (1,); bias.L_multiplier (1,); bias.mlp.0.weight (32, 1); bias.mlp.0.bias (32,); "

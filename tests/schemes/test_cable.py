@@ -1,0 +1,79 @@
+"""CABLE (Veisi et al. 2025): a bias of −|z_i − z_j|, z being the sum of softplus(w_h·x_l + b_h) over l ≤ i."""
+
+import math
+
+import pytest
+import torch
+from oracles import array, golden, padding, paper_attention, tiny_attention, tiny_config, tiny_model
+
+from hf_relpos import RelPosBertForMaskedLM
+from hf_relpos.schemes.scheme import SCHEMES
+
+
+def steps_of(layer, hidden):
+    """softplus(w_h·x_l + b_h) of one row, (L, H)."""
+    sums = array(layer.distance_embedding.h_attn(hidden))
+    return [[math.log1p(math.exp(x)) for x in token] for token in sums]
+
+
+@torch.no_grad()
+def test_equals_the_paper():
+    """In an encoder: the distance to the left, and to the right the same."""
+    layer, hidden = tiny_attention("cable"), torch.randn(1, 9, 24, dtype=torch.float64)
+    steps = steps_of(layer, hidden[0])
+
+    def paper(q, k, h, i, j):
+        return q @ k / math.sqrt(8) - sum(step[h] for step in steps[min(i, j) + 1 : max(i, j) + 1])
+
+    real = padding([6], 9)
+    out, weights = layer(hidden, attention_mask=real[:, None, None])
+    expected, expected_weights = paper_attention(layer, hidden, real, paper)
+    assert abs(array(out) - expected).max() <= 1e-10 and abs(array(weights) - expected_weights).max() <= 1e-10
+
+
+@torch.no_grad()
+def test_equals_forget_gates_in_a_decoder():
+    """FoX: Σ log σ(f_l) over j < l ≤ i, where f is −(w·x + b)."""
+    layer, hidden = tiny_attention("cable", is_decoder=True), torch.randn(1, 7, 24, dtype=torch.float64)
+    gates = layer.distance_embedding.h_attn
+    forget = torch.sigmoid(-(hidden[0] @ gates.weight.T + gates.bias))
+
+    def fox(q, k, h, i, j):
+        return q @ k / math.sqrt(8) + float(forget[j + 1 : i + 1, h].log().sum()) if j <= i else -math.inf
+
+    expected, _ = paper_attention(layer, hidden, torch.ones(1, 7).bool(), fox)
+    assert abs(array(layer(hidden)[0]) - expected).max() <= 1e-10
+
+
+@torch.no_grad()
+def parity() -> float:
+    """Largest difference from the original's output, whose products are not scaled."""
+    _, tensors = golden("cable")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "is_decoder": True}
+    layer = tiny_attention("cable", dtype=torch.float32, **sizes)
+    for part, kind in (("weight", tensors["c_attn.weight"]), ("bias", tensors["c_attn.bias"])):
+        for linear, own in zip((layer.query, layer.key, layer.value), kind.chunk(3), strict=True):
+            getattr(linear, part).copy_(own * (math.sqrt(8) if linear is layer.query else 1))
+        getattr(layer.distance_embedding.h_attn, part).copy_(tensors[f"h_attn.{part}"])
+    return (layer(tensors["hidden"])[0] - tensors["out"]).abs().max().item()
+
+
+def test_equals_the_original_code():
+    assert parity() <= 1e-5
+
+
+@pytest.mark.parametrize("backend", ["eager", "relpos", "sdpa"])
+@torch.no_grad()
+def test_padding_and_what_stands_before_change_nothing(backend):
+    model, ids = tiny_model(RelPosBertForMaskedLM, "cable", backend), torch.randint(1, 50, (1, 6))
+    alone = model(ids).logits
+    for left, right in ((3, 0), (0, 5)):
+        padded = torch.nn.functional.pad(ids, (left, right), value=7)
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (left, right))
+        assert (model(padded, attention_mask=mask).logits[:, left : left + 6] - alone).abs().max() <= 1e-5
+
+
+def test_two_schemes_with_numbers_of_tokens_are_refused(monkeypatch):
+    monkeypatch.setitem(SCHEMES, "other", type("Other", (SCHEMES["cable"],), {}, name="other"))
+    with pytest.raises(ValueError, match="two with `token_numbers`"):
+        tiny_config(["cable", "other"])
