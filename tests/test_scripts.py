@@ -148,6 +148,21 @@ def test_pass_keys_are_looked_for(teacher, tmp_path):
     assert bench.found(torch.eye(100)) == [True] * 100 and bench.found(torch.zeros(50, 50)) == [False] * 50
 
 
+def test_probes_are_run_once(tmp_path, monkeypatch):
+    """And the labels of [CLS] b B b A [SEP] are those of the tasks."""
+    bench = import_script("probe_schemes")
+    none = bench.IGNORE_INDEX
+    found = {task: label[0].tolist() for task, label in bench.labels(torch.tensor([[1, 6, 4, 6, 3, 2]])).items()}
+    assert found["back"] == [none, 0, 0, 1, 6, none] and found["reverse"] == [none, 3, 6, 4, 6, none]
+    assert found["first"] == [none, 1, none, 0, none, none] and found["order"] == [none, none, 0, none, 0, none]
+    call = [*"--schemes none absolute --seeds 1 --steps 2".split(), f"--out={tmp_path}"]
+    bench.main(call)
+    monkeypatch.setattr(bench, "train", lambda *run: pytest.fail(f"{run} is repeated"))
+    bench.main(call)
+    runs = json.loads((tmp_path / "probes.json").read_text())["runs"]
+    assert [run["scheme"] for run in runs] == ["none", "absolute"]
+
+
 def test_models_are_fine_tuned_once(tmp_path, monkeypatch):
     """A run for each model, task and seed; later calls add what is missing. Differences are to the first model."""
     bench = import_script("bench_finetuning")

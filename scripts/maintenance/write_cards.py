@@ -30,6 +30,7 @@ CARDS = {
     "benchmarks/cpu-window.json": "bench_window",
     "benchmarks/gliner.json": "bench_gliner",
     "benchmarks/passkeys.json": "bench_passkeys",
+    "benchmarks/probes.json": "probe_schemes",
     "benchmarks/server.json": "bench_server",
     "families.json": "family_parity",
     "fuzz.json": "reliability",
