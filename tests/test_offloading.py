@@ -166,6 +166,7 @@ def test_terms_hold_no_memory_of_a_parameter(scheme, options):
         6,
         grid=inputs.get("position_ids"),
         relation_ids=inputs.get("relation_ids"),
+        token_numbers=torch.rand(1, 3, 6),
         query_projection=layer,
         key_projection=layer,
     )

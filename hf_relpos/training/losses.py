@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,10 +81,25 @@ def attention_loss(student: torch.Tensor, target: torch.Tensor, mask: torch.Tens
         target: the same shape.
         mask: (B, L), 1 for real tokens. Padded keys have weight 0 in both.
     """
-    student, target = student.float(), target.float()
-    tiny = torch.finfo(torch.float32).tiny
-    gap = target * (target.clamp(min=tiny).log() - student.clamp(min=tiny).log())
-    return token_means(gap.sum(-1).mean(1), mask)
+    gap: torch.Tensor = _Divergence.apply(student.float(), target.float())
+    return token_means(gap.mean(1), mask)
+
+
+class _Divergence(torch.autograd.Function):
+    """Σ t·log(t / s) over the last dimension, without a gradient for t: the largest tensors of training, passed over
+    a third as often as autograd would."""
+
+    @staticmethod
+    def forward(ctx: Any, student: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        tiny = torch.finfo(torch.float32).tiny
+        ratio = student.clamp(min=tiny).reciprocal_().mul_(target)
+        ctx.save_for_backward(ratio)
+        return ratio.clamp(min=tiny).log_().mul_(target).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (ratio,) = ctx.saved_tensors
+        return ratio * -gradient[..., None], None
 
 
 def logits_loss(

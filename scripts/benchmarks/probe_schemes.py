@@ -56,7 +56,7 @@ VARIANTS = {
 KNOWN = {name: (name, {}) for name in SCHEMES if not SCHEMES[name].required_inputs} | VARIANTS
 # What is probed by default, in the order of the card.
 MODELS = ["none", "rope", "alibi", "alibi (asymmetric)", "t5 (max_distance 32)", "relative_key", "harmonic"]
-MODELS += ["dual_triangle", "dual_triangle, rope", "absolute"]
+MODELS += ["cable", "dual_triangle", "dual_triangle, rope", "absolute"]
 MODELS += ["shaw", "transformer_xl", "xlnet", "tupe", "cape", "sinusoidal"]
 PROTOCOL = "CPU seconds of training and test (time.process_time), in the JSON file alone"
 
