@@ -29,20 +29,11 @@ SAFETENSORS_FILES = ("model*.safetensors", INDEX)
 CHECKPOINT_FILES = ("config.json", "generation_config.json", *SAFETENSORS_FILES)
 PICKLED_FILES = (PICKLED_WEIGHTS, "pytorch_model-*.bin", PICKLED_INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "bpe.codes",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "spiece.model",
-    "spm.model",
-    "tokenizer.model",
+TOKENIZER_FILES = tuple(
+    (
+        "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt vocab.json "
+        "merges.txt bpe.codes sentencepiece.bpe.model sentencepiece.model spiece.model spm.model tokenizer.model"
+    ).split()
 )
 CARD = "README.md"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -15,20 +15,11 @@ from .names import Rule
 
 
 # Configuration fields that follow from other fields here, or have no counterpart.
-NOT_KEPT = (
-    "attention_head_size",
-    "cls_dropout",
-    "embedding_size",
-    "legacy",
-    "max_relative_positions",
-    "norm_rel_ebd",
-    "pooler_hidden_size",
-    "pos_att_type",
-    "position_biased_input",
-    "position_buckets",
-    "relative_attention",
-    "share_att_key",
-    "talking_head",
+NOT_KEPT = tuple(
+    (
+        "attention_head_size cls_dropout embedding_size legacy max_relative_positions norm_rel_ebd pooler_hidden_size "
+        "pos_att_type position_biased_input position_buckets relative_attention share_att_key talking_head"
+    ).split()
 )
 RULES = (
     Rule("deberta.*", "bert.*"),

@@ -23,14 +23,8 @@ from .registry import FAMILIES, resemblance as resemblance
 
 # Fields of the source's config.json that do not describe the model.
 NOT_KEPT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "position_embedding_type",
-    "torch_dtype",
-    "transformers_version",
+    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"),
+    *("torch_dtype", "transformers_version"),
 )
 DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
 # Values of `model_type` of checkpoints that may be of another architecture, by their tensors.

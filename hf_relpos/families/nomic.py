@@ -159,25 +159,13 @@ FAMILIES: dict[str, Family] = {
         defaults=DEFAULTS,
         dropped_fields=(
             *ONLY,
-            "activation_function",
-            "dense_seq_output",
-            "embd_pdrop",
-            "fused_bias_fc",
-            "fused_dropout_add_ln",
-            "head_dim",
-            "max_trained_positions",
-            "mlp_fc2_bias",
-            "pad_vocab_size_multiple",
-            "parallel_block_tied_norm",
-            "qkv_proj_bias",
-            "reorder_and_upcast_attn",
             *ROPE_FIELDS,
-            "rotary_emb_base",
-            "rotary_emb_fraction",
-            "rotary_emb_interleaved",
-            "rotary_scaling_factor",
-            "use_flash_attn",
-            "use_xentropy",
+            *(
+                "activation_function dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln head_dim "
+                "max_trained_positions mlp_fc2_bias pad_vocab_size_multiple parallel_block_tied_norm qkv_proj_bias "
+                "reorder_and_upcast_attn rotary_emb_base rotary_emb_fraction rotary_emb_interleaved "
+                "rotary_scaling_factor use_flash_attn use_xentropy"
+            ).split(),
         ),
         renamed_fields=BERTS,
         positions=_positions,

@@ -21,38 +21,24 @@ COMMON: dict[str, Any] = {
     "always_gelu": True,
     "padding": lambda config: config["pad_token_id"],
 }
-LAYOUT = Layout("RoBERTa", (r"(^|\.)roberta\.",))
+# `model_type`, prefix of class names, title, defaults.
+KINDS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("roberta", "Roberta", "RoBERTa", {"vocab_size": 50265, **SPECIAL_TOKENS}),
+    ("xlm-roberta", "XLMRoberta", "XLM-RoBERTa", SPECIAL_TOKENS),
+    ("camembert", "Camembert", "CamemBERT", SPECIAL_TOKENS),
+)
 
 
 FAMILIES: dict[str, Family] = {
-    "roberta": Family(
-        class_prefixes=("Roberta",),
-        stock="roberta",
-        defaults={"vocab_size": 50265, **SPECIAL_TOKENS},
-        tokenizer="RobertaTokenizer",
+    stock: Family(
+        class_prefixes=(prefix,),
+        stock=stock,
+        defaults=defaults,
+        tokenizer=f"{prefix}Tokenizer",
         **COMMON,
-        title="RoBERTa",
-        live=copy_of_bert("RoBERTa", "roberta", "Roberta"),
-        layout=LAYOUT,
-    ),
-    "xlm-roberta": Family(
-        class_prefixes=("XLMRoberta",),
-        stock="xlm-roberta",
-        defaults=SPECIAL_TOKENS,
-        tokenizer="XLMRobertaTokenizer",
-        **COMMON,
-        title="XLM-RoBERTa",
-        live=copy_of_bert("XLM-RoBERTa", "xlm_roberta", "XLMRoberta"),
-        layout=LAYOUT,
-    ),
-    "camembert": Family(
-        class_prefixes=("Camembert",),
-        stock="camembert",
-        defaults=SPECIAL_TOKENS,
-        tokenizer="CamembertTokenizer",
-        **COMMON,
-        title="CamemBERT",
-        live=copy_of_bert("CamemBERT", "camembert", "Camembert"),
-        layout=LAYOUT,
-    ),
+        title=title,
+        live=copy_of_bert(title, stock.replace("-", "_"), prefix),
+        layout=Layout("RoBERTa", (r"(^|\.)roberta\.",)),
+    )
+    for stock, prefix, title, defaults in KINDS
 }

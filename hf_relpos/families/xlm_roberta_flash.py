@@ -124,23 +124,12 @@ def _family(prefix: str, title: str, **fields: Any) -> Family:
             Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
         ),
         dropped_fields=(
-            "emb_pooler",
-            "fused_bias_fc",
-            "load_trained_adapters",
-            "lora_adaptations",
-            "lora_alpha",
-            "lora_dropout_p",
-            "lora_main_params_trainable",
-            "lora_rank",
-            "lora_task",
-            "matryoshka_dimensions",
-            "position_embedding_type",
             *ROPE_FIELDS,
-            "rotary_emb_base",
-            "task_instructions",
-            "truncate_dim",
-            "use_flash_attn",
-            "use_reentrant",
+            *(
+                "emb_pooler fused_bias_fc load_trained_adapters lora_adaptations lora_alpha lora_dropout_p "
+                "lora_main_params_trainable lora_rank lora_task matryoshka_dimensions position_embedding_type "
+                "rotary_emb_base task_instructions truncate_dim use_flash_attn use_reentrant"
+            ).split(),
         ),
         always_gelu=True,
         positions=_positions,

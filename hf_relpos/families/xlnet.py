@@ -128,23 +128,12 @@ FAMILIES: dict[str, Family] = {
             "eos_token_id": 2,
         },
         dropped_fields=(
-            "attn_type",
-            "bi_data",
-            "clamp_len",
-            "d_head",
-            "dropout",
-            "embedding_size",
-            "end_n_top",
-            "mem_len",
-            "n_token",
-            "reuse_len",
-            "same_length",
-            "start_n_top",
             *SUMMARY,
-            "untie_r",
-            "use_mems_eval",
-            "use_mems_train",
             *OF_DECODERS,
+            *(
+                "attn_type bi_data clamp_len d_head dropout embedding_size end_n_top mem_len n_token reuse_len "
+                "same_length start_n_top untie_r use_mems_eval use_mems_train"
+            ).split(),
         ),
         renamed_fields={
             "d_model": "hidden_size",

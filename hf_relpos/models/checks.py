@@ -188,27 +188,25 @@ def check_fields(config: Any) -> None:
 
 def _check_position_scheme(config: Any) -> None:
     """The schemes must be known, accept their options, and fit together."""
-    parts = scheme_parts(config)
+    parts, field = scheme_parts(config), f"position_embedding_type = {config.position_embedding_type}"
     scales: dict[float | None, str] = {}
     for scheme, settings in parts:
         scales.setdefault(scheme.scale_of(settings, config), scheme.name)
     scales.pop(None, None)
     if len(scales) > 1:
         listed = ", ".join(f"{name} {value:.4g}" for value, name in scales.items())
-        raise ValueError(f"position_embedding_type = {config.position_embedding_type}: the scales differ ({listed})")
+        raise ValueError(f"{field}: the scales differ ({listed})")
     if sum(scheme.rotates() for scheme, _ in parts) > 1:
-        raise ValueError(f"position_embedding_type = {config.position_embedding_type}: two rotations do not combine")
+        raise ValueError(f"{field}: two rotations do not combine")
     if sum(scheme.token_numbers is not Scheme.token_numbers for scheme, _ in parts) > 1:
-        raise ValueError(
-            f"position_embedding_type = {config.position_embedding_type}: two with `token_numbers` do not combine"
-        )
+        raise ValueError(f"{field}: two with `token_numbers` do not combine")
     if len(parts) > 1 and any(scheme.rotates() for scheme, _ in parts):
         from .capabilities import probe_call
 
         try:
             probe_call(config)
         except ValueError as error:
-            raise ValueError(f"position_embedding_type = {config.position_embedding_type}: {error}") from error
+            raise ValueError(f"{field}: {error}") from error
     with torch.device("meta"):
         build_input(config)  # raises for two schemes that act on the input
 
