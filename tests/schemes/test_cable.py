@@ -45,8 +45,11 @@ def test_equals_forget_gates_in_a_decoder():
     assert abs(array(layer(hidden)[0]) - expected).max() <= 1e-10
 
 
+CASES = ["eager", "sdpa"]
+
+
 @torch.no_grad()
-def parity() -> float:
+def parity(backend: str) -> float:
     """Largest difference from the original's output, whose products are not scaled."""
     _, tensors = golden("cable")
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "is_decoder": True}
@@ -55,11 +58,13 @@ def parity() -> float:
         for linear, own in zip((layer.query, layer.key, layer.value), kind.chunk(3), strict=True):
             getattr(linear, part).copy_(own * (math.sqrt(8) if linear is layer.query else 1))
         getattr(layer.distance_embedding.h_attn, part).copy_(tensors[f"h_attn.{part}"])
+    layer.config._attn_implementation = backend
     return (layer(tensors["hidden"])[0] - tensors["out"]).abs().max().item()
 
 
-def test_equals_the_original_code():
-    assert parity() <= 1e-5
+@pytest.mark.parametrize("backend", CASES)
+def test_equals_the_original_code(backend):
+    assert parity(backend) <= 1e-5
 
 
 @pytest.mark.parametrize("backend", ["eager", "relpos", "sdpa"])
