@@ -110,7 +110,7 @@ def test_the_report_measures_agreement():
     handle.undo()
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, before)
-    assert not any("_int8" in vars(module) for module in model.modules())
+    assert not any("_rounded" in vars(module) for module in model.modules())
     for precision, least, most in (("float32", 0.0, 1e-5), ("bfloat16", 1e-5, 0.1)):
         with hf_relpos.optimize(model, precision, sample=inputs) as handle:
             assert least <= handle.agreement.largest < most and str(handle.agreement) in str(handle)

@@ -336,10 +336,11 @@ def attend(
         out (B, H, L, d) and the attention weights after dropout (B, H, L, K).
     """
     content, query, key = content_vectors(query, key, terms, context)
+    content = content * content_scale(query, terms)  # smaller than the scores
     if terms.feature_gain is None:
-        scores = torch.matmul(content, key.transpose(-1, -2)) * content_scale(query, terms)
+        scores = torch.matmul(content, key.transpose(-1, -2))
     else:
-        scores = featurewise_scores(content, key, terms.feature_gain, context) * content_scale(query, terms)
+        scores = featurewise_scores(content, key, terms.feature_gain, context)
     for table in terms.gain:
         scores = scores * table.scalars(context).to(scores.dtype)
     positional = position_scores(query, key, terms, context)

@@ -118,7 +118,7 @@ METHODS: dict[str, Method] = {
         "replace absolute positions by their mean vector; relative terms start at zero. Needs training",
     ),
     "distil": Method(
-        "add absolute positions to the embeddings, then train relative terms, which start at zero, and all weights to "
+        "add absolute positions to the embeddings, then train relative terms, which start at zero, and weights to "
         "compute what the source computes. Close to the source's outputs",
         from_relative=True,
         learns=True,

@@ -223,7 +223,7 @@ def restore_attention(model: nn.Module) -> None:
 
 def restore(module: nn.Module) -> None:
     """Give a module the class that it had: the first of its bases that is not of this package."""
-    for name in ("unpads", "_int8", "reads"):  # of this package's own models, of layers in int8, and of XLNet
+    for name in ("unpads", "_rounded", "reads"):  # of this package's own models, layers in low precision, XLNet
         vars(module).pop(name, None)
     module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
     module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]

@@ -1,6 +1,6 @@
 """Linear layers that multiply in a lower precision than their weights have, and which of them do harm in int8."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..attention.tracing import is_traced
 from ..host.torch import multiply_matrices_int8
 
 
+KEPT = "_rounded"  # attribute of a layer
 LARGEST = 127  # of an int8, on both sides of zero
 SAMPLE = 64
 TINY = torch.finfo(torch.float32).tiny
@@ -29,13 +30,15 @@ Sample = Sequence[str] | Mapping[str, torch.Tensor] | None
 class Bfloat16Linear(nn.Linear):
     """`torch.nn.Linear` with float32 weights and products in bfloat16, summed in float32.
 
-    Weights are rounded in every call, which takes a fraction of the product's time: any change of them is seen.
+    Weights are rounded in calls with gradients and graphs, and else once (`kept`).
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `torch.nn.Linear`, the result in the dtype of the input."""
         bias = None if self.bias is None else self.bias.bfloat16()
-        return nn.functional.linear(input.bfloat16(), self.weight.bfloat16(), bias).to(input.dtype)
+        once = not (is_traced() or has_gradients(input, self.weight, self.bias))
+        weight = kept(self, torch.Tensor.bfloat16) if once else self.weight.bfloat16()
+        return nn.functional.linear(input.bfloat16(), weight, bias).to(input.dtype)
 
 
 class Int8Linear(nn.Linear):
@@ -43,9 +46,7 @@ class Int8Linear(nn.Linear):
 
     Activations have a scale for each token and weights one for each output feature: a token with large values, as
     BERTs have them, costs others nothing, and padding changes no number (Dettmers et al. 2022, arXiv 2208.07339, §2).
-    The weights are rounded once, and in a graph (`torch.compile`) in every call. They are rounded anew where PyTorch
-    counted a write to them, and where one of the elements that `sample_of` takes is another: adapters are merged, and
-    averages of weights loaded, by writes through `.data`, which are not counted.
+    The weights are rounded once (`kept`), and in a graph (`torch.compile`) in every call.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -60,12 +61,24 @@ class Int8Linear(nn.Linear):
             return linear(input, weight, self.bias)
         if is_traced():  # a graph that held the kept one would not see that the weight changes
             return multiply_int8(input, *round_weight(weight), self.bias)
-        key = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        sample = sample_of(weight)
-        kept: tuple[Any, ...] | None = vars(self).get("_int8")
-        if kept is None or kept[0] != key or not torch.equal(kept[1], sample):
-            kept = vars(self)["_int8"] = (key, sample.clone(), *round_weight(weight))
-        return multiply_int8(input, kept[2], kept[3], self.bias)
+        rounded, scales = kept(self, round_weight)
+        return multiply_int8(input, rounded, scales, self.bias)
+
+
+def kept(layer: nn.Linear, rounding: Callable[[torch.Tensor], Any]) -> Any:
+    """What a function makes of a layer's weight, without gradients.
+
+    It is made anew where PyTorch counted a write to the weight, and where one of the elements that `sample_of` takes
+    is another: adapters are merged, and averages of weights loaded, by writes through `.data`, which are not counted.
+    """
+    weight = layer.weight
+    key = (rounding, weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+    sample = sample_of(weight)
+    found: tuple[Any, ...] | None = vars(layer).get(KEPT)
+    if found is None or found[0] != key or not torch.equal(found[1], sample):
+        with torch.inference_mode(False), torch.no_grad():
+            found = vars(layer)[KEPT] = (key, sample.clone(), rounding(weight.detach()))
+    return found[2]
 
 
 def sample_of(weight: torch.Tensor) -> torch.Tensor:
@@ -79,10 +92,8 @@ def sample_of(weight: torch.Tensor) -> torch.Tensor:
 
 def round_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight, (E, D), in int8, (D, E), and the scale of each output feature, (E,)."""
-    with torch.inference_mode(False), torch.no_grad():
-        weight = weight.detach()
-        scales = weight.abs().amax(1).clamp(min=TINY) / LARGEST
-        return (weight / scales[:, None]).round().to(torch.int8).t().contiguous(), scales
+    scales = weight.abs().amax(1).clamp(min=TINY) / LARGEST
+    return (weight / scales[:, None]).round().to(torch.int8).t().contiguous(), scales
 
 
 def multiply_int8(
