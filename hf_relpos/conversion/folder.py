@@ -40,16 +40,8 @@ MODULES = "modules.json"
 TOP_FILES = (MODULES, "config_sentence_transformers.json")
 ENCODER_FILES = ("sentence_*_config.json",)
 TOKENIZER_CONFIG, SENTENCE_CONFIG = "tokenizer_config.json", "sentence_bert_config.json"
-MODULE_FILES = (
-    "config.json",
-    "cnn_config.json",
-    "lstm_config.json",
-    "phrasetokenizer_config.json",
-    "whitespacetokenizer_config.json",
-    "wordembedding_config.json",
-    "vocab.txt",
-    WEIGHTS,
-)
+MODULE_KINDS = ("cnn", "lstm", "phrasetokenizer", "whitespacetokenizer", "wordembedding")
+MODULE_FILES = ("config.json", *(f"{kind}_config.json" for kind in MODULE_KINDS), "vocab.txt", WEIGHTS)
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.

@@ -83,14 +83,8 @@ FEATURES = (
         "memory_length",
         lambda config: bool(config.memory_length),
         (
-            "SegmentMemory",
-            "WITH_MEMORY",
-            "_mask_with_memory",
-            "_with_memory",
-            "carries_memory",
-            "check_memory",
-            "next_memory",
-            "tokens_to_keep",
+            *("SegmentMemory", "WITH_MEMORY", "_mask_with_memory", "_with_memory", "carries_memory", "check_memory"),
+            *("next_memory", "tokens_to_keep"),
         ),
         {
             "SegmentMemory": "class SegmentMemory:\n    def __init__(self, *arguments):\n        ERROR",
