@@ -7,10 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
+import folders
 import pytest
 import torch
 import transformers
 from errors import raises
+from folders import contents
 from oracles import tiny_sizes
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -110,11 +112,6 @@ def assert_equal_tensors(one, other):
     assert one.keys() == other.keys()
     for name in one:
         assert one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]), name
-
-
-def contents(folder):
-    """Path to bytes of every file below."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # --- what the methods promise
@@ -468,13 +465,7 @@ def test_the_module_is_the_function():
 
 def edit(**fields):
     """Change config.json; None removes a field."""
-
-    def change(source):
-        config = {**json.loads((source / "config.json").read_text()), **fields}
-        config = {key: value for key, value in config.items() if value is not None}
-        (source / "config.json").write_text(json.dumps(config))
-
-    return change
+    return lambda source: folders.edit(source, **fields)
 
 
 def edit_weights(change):
