@@ -383,11 +383,7 @@ def test_schemes_that_cannot(name):
         ({"memory_length": 4, "attention_window": 3}, "global_tokens"),
         ({"memory_length": 4, "position_embedding_type": ["shaw", "fire"]}, "'fire'"),
         (
-            {
-                "memory_length": 4,
-                "position_embedding_type": "disan",
-                "position_options": {"direction": "backward"},
-            },
+            {"memory_length": 4, "position_embedding_type": "disan", "position_options": {"direction": "backward"}},
             "only to its right",
         ),
     ],
