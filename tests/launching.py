@@ -70,6 +70,14 @@ def work(arguments: list[str], env: dict[str, str], log: str) -> None:
         sys.stderr.flush()
 
 
+def run_code(code: str, *arguments: str | Path, status: int = 0, **settings) -> subprocess.CompletedProcess:
+    """Run Python code in a new interpreter, which must end with this exit status; what it printed."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **settings)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
 def run_python(*arguments: str | Path | int, processes: int = 1, launcher: bool = False, status: int = 0) -> None:
     """Run a script, or a module after `-m`, with a thread in each process.
 

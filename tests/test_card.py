@@ -4,14 +4,16 @@ import json
 import os
 import re
 import shlex
-import subprocess
+import shutil
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from folders import edit
 from hub_server import read_card
 from huggingface_hub import InferenceClient, ModelCard
+from launching import run_code
 from oracles import stir
 from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -193,17 +195,8 @@ sys.modules["hf_relpos"] = None
 {snippets(out)[-1]}
 assert type(model).__name__ == {report.converted_to!r} and len(tokenizer) == {len(WORDS)}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = run_code(code, cwd=tmp_path, env=environment, timeout=600)
     assert not done.stdout  # where the question would stand
 
 
@@ -283,12 +276,7 @@ def test_the_card_of_what_was_not_measured(source, tmp_path):
 
 
 def test_a_card_without_code_says_that_the_package_is_needed(source, tmp_path):
-    config = json.loads((source / "config.json").read_text())
-    stock = tmp_path / "stock"
-    stock.mkdir()
-    for path in source.iterdir():
-        (stock / path.name).write_bytes(path.read_bytes())
-    (stock / "config.json").write_text(json.dumps({**config, "save_code": False}))
+    stock = edit(shutil.copytree(source, tmp_path / "stock"), save_code=False)
     convert(stock, tmp_path / "out")
     text = card_of(tmp_path / "out").text
     assert "trust_remote_code" not in text and "needs hf_relpos" in text

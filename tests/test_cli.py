@@ -17,6 +17,8 @@ import pytest
 import shellingham
 import torch
 import typer
+from folders import edit
+from launching import run_code
 from rich.cells import cell_len
 from rich.console import Console
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, DebertaV2Config, DebertaV2Model
@@ -230,8 +232,8 @@ def test_help_needs_neither_torch_nor_transformers():
         "finally:\n"
         "    assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "convert" in done.stdout and "schemes" in done.stdout
+    printed = run_code(code).stdout
+    assert "convert" in printed and "schemes" in printed
 
 
 def test_version_and_completion(monkeypatch):
@@ -259,9 +261,7 @@ def test_inspect(source, tmp_path):
 
     old = tmp_path / "old"  # as Transformers 4.57 wrote it
     shutil.copytree(tmp_path / "ours", old)
-    config = json.loads((old / "config.json").read_text())
-    config |= {"model_type": "bert", "architectures": ["BertModel"], "position_embedding_type": "relative_key"}
-    (old / "config.json").write_text(json.dumps(config))
+    edit(old, model_type="bert", architectures=["BertModel"], position_embedding_type="relative_key")
     shown = run("inspect", old)
     assert shown.exit_code == 0, shown.output
     assert "loads it without its relative positions" in shown.output
@@ -281,10 +281,7 @@ def test_an_old_folder_without_a_class_and_with_a_pickle(tmp_path):
     sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
     model = BertForMaskedLM(BertConfig(vocab_size=60, max_position_embeddings=20, **sizes))
     model.save_pretrained(tmp_path / "old")
-    config = json.loads((tmp_path / "old" / "config.json").read_text())
-    for name in ("architectures", "model_type"):
-        del config[name]
-    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    edit(tmp_path / "old", architectures=None, model_type=None)
     (tmp_path / "old" / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "old" / "pytorch_model.bin")
     command = json.loads(run("inspect", tmp_path / "old", "--json", "-").stdout)["command"]

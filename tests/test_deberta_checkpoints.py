@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from errors import raises
+from folders import edit
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import in_float64, random_model
@@ -55,13 +56,6 @@ def saved(folder, kind, suffix="Model", **fields):
     model = stock_model(kind, suffix, **fields)
     model.save_pretrained(folder)
     return model, folder
-
-
-def edit(folder, **fields):
-    """Set fields of config.json; None removes."""
-    path = folder / "config.json"
-    content = {**json.loads(path.read_text()), **fields}
-    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
 
 def read(folder, suffix="Model", **arguments):
@@ -113,6 +107,12 @@ def errors(stock, ours, suffix, **arguments):
     return difference(*reversed(found)), worst / scale
 
 
+def input_fields(biased, types, width, rows):
+    """Of a configuration, for a row of INPUTS."""
+    fields = {"position_biased_input": biased, "type_vocab_size": types, "embedding_size": width}
+    return {**fields, "legacy": width != 24 or rows == 1, "tie_word_embeddings": biased}
+
+
 def check(tmp_path, kind, suffix, arguments, **fields):
     """Read in float64 and float32: outputs and gradients are the stock class's."""
     stock, folder = saved(tmp_path / "stock", kind, suffix, **fields)
@@ -143,11 +143,7 @@ def test_v2(tmp_path, suffix, kinds, shared, norm, buckets, span, biased, types,
         position_buckets=buckets,
         max_relative_positions=span,
         norm_rel_ebd=norm,
-        position_biased_input=biased,
-        type_vocab_size=types,
-        embedding_size=width,
-        legacy=width != 24 or rows == 1,
-        tie_word_embeddings=biased,
+        **input_fields(biased, types, width, rows),
         pooler_hidden_act="gelu" if biased else "silu",
         hidden_act="gelu" if shared else "relu",
     )
@@ -168,11 +164,7 @@ def test_v1(tmp_path, suffix, kinds, span, biased, types, width, side, rows):
         relative_attention=True,
         pos_att_type=kinds,
         max_relative_positions=span,
-        position_biased_input=biased,
-        type_vocab_size=types,
-        embedding_size=width,
-        legacy=width != 24 or rows == 1,
-        tie_word_embeddings=biased,
+        **input_fields(biased, types, width, rows),
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from doc_blocks import NOT_RUN, blocks
+from folders import contents
 from hub_fixtures import ROOT, running_hub
 from selection import with_full
 from transformers import BertTokenizer, DebertaV2Config, DebertaV2ForSequenceClassification
@@ -31,10 +32,6 @@ SLOW = {"README.md", "tests/ways_in/absolute.md"}
 SLOW |= {f"docs/{name}.md" for name in ("convert", "evaluate", "long_inputs", "serve")}
 # blocks that the tests do not run, each with its reason in the page
 NOT_RUN_COUNT = 14
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def tokenizer_files():

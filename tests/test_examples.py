@@ -183,14 +183,8 @@ def test_a_head_for_other_labels_starts_anew_in_training_alone(data, tmp_path):
 @pytest.mark.full
 def test_numbers_are_a_regression(data, tmp_path):
     columns = ("--text_column_names", "sentence1", "sentence2", "--label_column_name", "score", "--do_regression")
-    files = (
-        "--train_file",
-        data / "sts.tsv",
-        "--validation_file",
-        data / "sts.tsv",
-        "--model_name_or_path",
-        CHECKPOINT,
-    )
+    scored = data / "sts.tsv"
+    files = ("--train_file", scored, "--validation_file", scored, "--model_name_or_path", CHECKPOINT)
     run = ("--do_train", "--do_eval", "--max_steps", 3, "--output_dir", tmp_path / "out")
     test = ("--do_predict", "--test_file", data / "sts.tsv")
     found = recipe("run_classification", *files, *columns, *run, *test, *SHORT)
@@ -207,23 +201,12 @@ def test_a_data_set_of_the_hub(data, tmp_path):
     rows = Dataset.from_dict({"sentence": [text for _, text in lines], "label": [names.str2int(n) for n, _ in lines]})
     (tmp_path / "hub").mkdir()
     rows.cast_column("label", names).to_parquet(str(tmp_path / "hub" / "train.parquet"))
-    data_args = (
-        "--dataset_name",
-        tmp_path / "hub",
-        "--text_column_names",
-        "sentence",
-        "--cache_dir",
-        tmp_path / "cache",
-    )
+    rows_of = ("--dataset_name", tmp_path / "hub", "--cache_dir", tmp_path / "cache")
     run = ("--do_train", "--do_eval", "--max_steps", 1, "--output_dir", tmp_path / "out", *SHORT)
-    recipe(
-        *("run_classification", "--model_name_or_path", CHECKPOINT, *data_args, *run),
-        *("--validation_split_percentage", 25),
-    )
-    assert (stored(tmp_path / "out", "train")["train_samples"], stored(tmp_path / "out", "eval")["eval_samples"]) == (
-        30,
-        10,
-    )
+    model, columns = ("--model_name_or_path", CHECKPOINT), ("--text_column_names", "sentence")
+    recipe("run_classification", *model, *rows_of, *columns, *run, "--validation_split_percentage", 25)
+    assert stored(tmp_path / "out", "train")["train_samples"] == 30
+    assert stored(tmp_path / "out", "eval")["eval_samples"] == 10
     assert set(AutoConfig.from_pretrained(tmp_path / "out").label2id) == {"Haggard", "Stevenson"}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
+from folders import edit
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import in_float64, random_model
@@ -180,12 +181,6 @@ def test_onnx(kind, name, tmp_path, measured):
         worst = max(worst, float((got - expected).abs().max() / expected.abs().max()))
     measured(onnx=worst)
     assert worst <= 1e-5
-
-
-def edit(folder, **fields):
-    """Set fields of config.json."""
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def other_sinusoids(folder):

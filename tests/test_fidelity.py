@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from folders import edit
 from oracles import stir, tiny_model, tiny_sizes
 from transformers import (
     BertConfig,
@@ -304,18 +305,14 @@ def test_load_model(tmp_path):
     assert type(load_model(tmp_path / "electra")) is ElectraModel
     with pytest.raises(ValueError, match="none: no such folder"):
         load_model(tmp_path / "none")
-    config = json.loads((tmp_path / "masked" / "config.json").read_text())
-    config["num_hidden_layers"] = 3
-    (tmp_path / "masked" / "config.json").write_text(json.dumps(config))
+    edit(tmp_path / "masked", num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"the weights lack 16 of .*layer\.2\..*num_hidden_layers = 3"):
         load_model(tmp_path / "masked")
 
 
 def test_old_relative_berts_are_read_as_such(tmp_path):
     tiny_model(RelPosBertModel, "relative_key").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["auto_map"]
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "bert"}))
+    edit(tmp_path, auto_map=None, model_type="bert")
     assert type(load_model(tmp_path)) is RelPosBertModel
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from folders import edit
 from oracles import padding, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 
@@ -179,9 +180,7 @@ def test_a_gated_checkpoint_is_not_read_as_a_plain_one(tmp_path):
 def source(tmp_path, folder, **changes):
     """A copy of a fixture with other fields in config.json; None removes."""
     copy = shutil.copytree(FIXTURES / folder, tmp_path / folder)
-    saved = {**json.loads((copy / "config.json").read_text()), **changes}
-    (copy / "config.json").write_text(json.dumps({key: value for key, value in saved.items() if value is not None}))
-    return copy
+    return edit(copy, **changes)
 
 
 def rewrite(folder, change):

@@ -97,17 +97,21 @@ def test_named_dimensions_have_no_bound(variant, length):
     check(model, lambda *arguments: program.module()(*arguments).logits)
 
 
+def onnx_program(model):
+    """Of a classifier, with named dimensions."""
+    dims = {0: Dim("batch"), 1: Dim("length")}
+    with contextlib.redirect_stdout(io.StringIO()):
+        return torch.onnx.export(
+            model, sequences(2, 12), dynamo=True, input_names=NAMES, dynamic_shapes=[dims, dims], verbose=False
+        )
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", with_full(["tables", "harmonic"], FEATURE_SCHEMES))
 def test_onnx_graph_runs_at_every_size(scheme, backend):
     """With autograd on, as by default: SDPA is then decomposed otherwise."""
     model = classifier(scheme, backend)
-    dims = {0: Dim("batch"), 1: Dim("length")}
-    with contextlib.redirect_stdout(io.StringIO()):
-        program = torch.onnx.export(
-            model, sequences(2, 12), dynamo=True, input_names=NAMES, dynamic_shapes=[dims, dims], verbose=False
-        )
-    check(model, onnx_runner(program))
+    check(model, onnx_runner(onnx_program(model)))
 
 
 @pytest.mark.parametrize("scheme", ["t5", "relative_key"])
@@ -135,12 +139,7 @@ def test_gaps_of_positions_are_an_error_of_the_runtime(scheme):
 @pytest.mark.parametrize("scheme", ["harmonic", "relative_key", "deberta"])
 def test_openvino_runs_the_onnx_graph_at_every_size(scheme, tmp_path):
     model = classifier(scheme)
-    dims = {0: Dim("batch"), 1: Dim("length")}
-    with contextlib.redirect_stdout(io.StringIO()):
-        program = torch.onnx.export(
-            model, sequences(2, 12), dynamo=True, input_names=NAMES, dynamic_shapes=[dims, dims], verbose=False
-        )
-    program.save(tmp_path / "model.onnx")
+    onnx_program(model).save(tmp_path / "model.onnx")
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = openvino.compile_model(openvino.convert_model(tmp_path / "model.onnx"), "CPU", settings)
 

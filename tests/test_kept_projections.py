@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from oracles import tiny_sizes
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -160,16 +161,9 @@ def test_few_and_small_results_are_kept_and_go_with_their_layer():
 
 def deberta() -> RelPosBertModel:
     torch.manual_seed(0)
-    config = RelPosBertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-        position_embedding_type="deberta",
-        position_options={"buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
-    )
+    sizes = tiny_sizes(hidden_size=16, num_attention_heads=2, intermediate_size=16, max_position_embeddings=64)
+    options = {"buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    config = RelPosBertConfig(**sizes, position_embedding_type="deberta", position_options=options)
     model = RelPosBertModel(config, add_pooling_layer=False).eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.3)

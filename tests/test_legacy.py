@@ -4,12 +4,11 @@ Folders and their contents are described in tests/fixtures/README.md.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launching import run_code
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -282,9 +281,7 @@ def test_importing_changes_nothing(absolute, tmp_path):
         assert "hf_relpos" not in sys.modules
     """
     result = tmp_path / "without.safetensors"
-    command = [sys.executable, "-c", program, absolute, legacy, legacy / "io.safetensors", result]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_code(program, absolute, legacy, legacy / "io.safetensors", result)
     without = load_file(result)
 
     arguments, expected = read(legacy / "io.safetensors")

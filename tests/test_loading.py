@@ -3,13 +3,12 @@
 import contextlib
 import json
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
 from errors import raises
+from launching import run_code
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from test_legacy import LEGACY, check_old_outputs
@@ -539,13 +538,7 @@ def test_loading_is_light(tmp_path):
     torch.manual_seed(0)
     RelPosBertModel(RelPosBertConfig(**SIZES, position_embedding_type="shaw")).save_pretrained(tmp_path / "ours")
     transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / "stock")
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT, str(tmp_path / "ours"), str(tmp_path / "stock")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(LIGHT, tmp_path / "ours", tmp_path / "stock")
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["own"] == ["attention", "deferred", "files", "host", "models", "registration", "schemes", "version"]
     assert found["others"] == []

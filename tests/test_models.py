@@ -328,12 +328,9 @@ def test_incapable_backend_is_an_error(name, backend, tmp_path):
         "set": lambda: model.set_attn_implementation(backend),
         "set on the encoder": lambda: model.bert.set_attn_implementation(backend),
     }
-    for way, ask in ways.items():
-        with pytest.raises(ValueError) as raised:
+    for ask in ways.values():
+        with raises(ValueError, *map(repr, (backend, name, *CAPABLE[name]))):
             ask()
-        message = str(raised.value)
-        for part in (backend, name, *CAPABLE[name]):
-            assert repr(part) in message, (way, message)
     assert model.config._attn_implementation == before
     model(token_ids(1, 4))
 
@@ -572,9 +569,8 @@ def test_generation_in_a_window(name, backend, everywhere, how):
 
 
 def test_unknown_scheme():
-    with pytest.raises(ValueError) as raised:
+    with raises(ValueError, "position_embedding_type", "'no_such_scheme'", *SCHEMES):
         tiny_config("no_such_scheme")
-    assert all(part in str(raised.value) for part in ("position_embedding_type", "'no_such_scheme'", *SCHEMES))
 
 
 @pytest.mark.parametrize("value", [None, 3, [4]], ids=repr)
@@ -585,12 +581,8 @@ def test_scheme_is_a_name(value):
 
 @every_scheme
 def test_unknown_option(name):
-    with pytest.raises(ValueError) as raised:
+    with raises(ValueError, "position_options", "'no_such_option'", 5, f"'{name}'", *SCHEMES[name].options):
         tiny_config(name, position_options={"no_such_option": 5})
-    known = SCHEMES[name].options
-    assert all(
-        part in str(raised.value) for part in ("position_options", "'no_such_option'", "5", f"'{name}'", *known)
-    )
 
 
 OPTIONS = [(name, option) for name, scheme in SCHEMES.items() for option in scheme.options]
@@ -599,17 +591,14 @@ OPTIONS = [(name, option) for name, scheme in SCHEMES.items() for option in sche
 @pytest.mark.parametrize("name, option", OPTIONS, ids=["-".join(pair) for pair in OPTIONS])
 def test_bad_option_value(name, option):
     value = ["no", "such", "value"]
-    with pytest.raises(ValueError) as raised:
+    with raises(ValueError, "position_options", f"'{option}'", value, f"'{name}'", SCHEMES[name].options[option].help):
         tiny_config(name, position_options={option: value})
-    parts = ("position_options", f"'{option}'", repr(value), f"'{name}'", SCHEMES[name].options[option].help)
-    assert all(part in str(raised.value) for part in parts)
 
 
 @pytest.mark.parametrize("heads", [5, 0, -3])
 def test_heads_divide_the_hidden_size(heads):
-    with pytest.raises(ValueError) as raised:
+    with raises(ValueError, "hidden_size", 24, "num_attention_heads", heads):
         tiny_config("shaw", num_attention_heads=heads)
-    assert all(part in str(raised.value) for part in ("hidden_size", "24", "num_attention_heads", str(heads)))
 
 
 def test_what_was_changed_later_is_checked_before_saving(tmp_path):

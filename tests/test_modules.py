@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from folders import edit
 from safetensors.torch import save_file
 from test_convert import contents, saved
 from transformers import AutoModel
@@ -149,8 +150,7 @@ def test_from_the_hub(tmp_path, hub, encoder):
 def test_an_encoder_under_the_name_of_its_head(tmp_path):
     """As all-mpnet-base-v2 and others are: config.json names a head, which the weights do not have."""
     source = sentence_folder(tmp_path / "stock")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    edit(source, architectures=["BertForMaskedLM"])
     assert convert(source, tmp_path / "out").converted_to == "RelPosBertModel"
     (source / "modules.json").unlink()
     with pytest.raises(ConversionError, match=r"lack 6 of 44 tensors .*architecture='BertModel'"):

@@ -6,15 +6,15 @@ import dataclasses
 import importlib
 import itertools
 import pickle
-import subprocess
-import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
 import transformers
 from errors import raises
+from launching import run_code
 from oracles import tiny_model
 from stock import older_than
 from test_live import MODELS as RELATIVE_MODELS, SIZES, T5_SIZES, XLNET_SIZES, assert_equal_numbers, tolerance
@@ -996,7 +996,7 @@ def test_pickles_in_another_process(tmp_path):
             layers = states_of_layers(model, inputs) if name in ("v3", "T5") else ()
             saved.append((model, inputs, model(**inputs)[0], *layers))
     torch.save(saved, tmp_path / "models")
-    subprocess.run([sys.executable, "-c", FRESH, str(tmp_path / "models")], check=True, cwd=tmp_path)
+    run_code(FRESH, tmp_path / "models", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -1029,35 +1029,27 @@ def test_a_second_call_changes_nothing_and_says_so(name, onednn):
     assert optimize(model, precision="bfloat16").rounded
 
 
-def test_threads_at_once_give_the_results_of_one():
+@pytest.mark.parametrize("name", ["BERT", "v3", "T5"])
+def test_threads_at_once_give_the_results_of_one(name):
     """Of different batches, with calls for hidden states among them."""
     inputs = [batch(real_tokens([5, 40 - seed, 30, 11 + seed]), seed=seed) for seed in range(8)]
-    for name in ("BERT", "v3", "T5"):
-        model = build(name)
-        optimize(model)
-        asked = [{"output_hidden_states": True} if seed % 3 == 0 else {} for seed in range(8)]
-        with torch.no_grad():
-            expected = [flat(model(**each, **more).to_tuple()) for each, more in zip(inputs, asked, strict=True)]
-        assert is_unpadded(expected[1][0], inputs[1]) and not is_unpadded(expected[0][0], inputs[0])
-        wrong, barrier = [], threading.Barrier(4)
+    model, barrier = build(name), threading.Barrier(4)
+    optimize(model)
+    asked = [{"output_hidden_states": True} if seed % 3 == 0 else {} for seed in range(8)]
+    with torch.no_grad():
+        expected = [flat(model(**each, **more).to_tuple()) for each, more in zip(inputs, asked, strict=True)]
+    assert is_unpadded(expected[1][0], inputs[1]) and not is_unpadded(expected[0][0], inputs[0])
 
-        def work(order, name=name, model=model, asked=asked, expected=expected, barrier=barrier, wrong=wrong):
-            try:
-                barrier.wait()
-                for turn in range(16):
-                    number = (order * 3 + turn) % 8
-                    found = flat(model(**inputs[number], **asked[number]).to_tuple())
-                    for ours, theirs in zip(found, expected[number], strict=True):
-                        assert_equal_numbers(ours, theirs, tolerance(name))
-            except BaseException as error:
-                wrong.append(error)
+    def work(order):
+        barrier.wait()
+        for turn in range(16):
+            number = (order * 3 + turn) % 8
+            found = flat(model(**inputs[number], **asked[number]).to_tuple())
+            for ours, theirs in zip(found, expected[number], strict=True):
+                assert_equal_numbers(ours, theirs, tolerance(name))
 
-        threads = [threading.Thread(target=work, args=(order,)) for order in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))  # raises what one of them raises
 
 
 # Graphs --------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import os
 import stat
 
 import pytest
+from folders import edit
 from hub_fixtures import running_hub
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer, Trainer, TrainingArguments
 from typer.testing import CliRunner
@@ -41,9 +42,10 @@ def source(home):
     BertForMaskedLM(BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)).save_pretrained(folder)
     (home / "vocab.txt").write_text("\n".join(WORDS))
     BertTokenizer(str(home / "vocab.txt")).save_pretrained(folder)
-    edit(folder / "config.json", _name_or_path=str(folder), data_dir=f"/home/{USER}/data", name_or_path="bert-base")
+    edit(folder, _name_or_path=str(folder), data_dir=f"/home/{USER}/data", name_or_path="bert-base")
     edit(
-        folder / "tokenizer_config.json",
+        folder,
+        "tokenizer_config.json",
         name_or_path=str(folder),
         special_tokens_map_file=f"/home/{USER}/.cache/special_tokens_map.json",
         tokenizer_file=f"C:\\Users\\{USER}\\tokenizer.json",
@@ -51,10 +53,6 @@ def source(home):
     sentences = [" ".join(WORDS[6 + (5 * n + k * k) % 26] for k in range(9)) + "." for n in range(400)]
     (home / "texts.txt").write_text("\n\n".join(sentences))
     return folder
-
-
-def edit(path, **fields):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def assert_private(folder, *more):
@@ -212,8 +210,8 @@ def mined(source):
         "AutoModelForMaskedLM": "own.M",
         "AutoTokenizer": ["own.T", None],
     }
-    edit(source / "config.json", model_type="own", auto_map=auto)
-    edit(source / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.T", None]})
+    edit(source, model_type="own", auto_map=auto)
+    edit(source, "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.T", None]})
     return source
 
 
@@ -239,7 +237,7 @@ def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, number, mo
 def test_code_of_a_tokenizer_is_neither_run_nor_offered(mined, home, monkeypatch):
     """Of a plain BERT with a tokenizer of its own, the tokenizer that Transformers has is taken."""
     monkeypatch.setattr("builtins.input", None)
-    edit(mined / "config.json", model_type="bert", auto_map={})
+    edit(mined, model_type="bert", auto_map={})
     convert(mined, home / "out", method="distil", texts=home / "texts.txt", method_options=OPTIONS)
     assert type(load_encoder(mined).tokenizer).__module__.startswith("transformers.")
     assert not list((home / "out").glob("own.py"))

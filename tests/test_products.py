@@ -1,13 +1,14 @@
 """Products through oneDNN: the numbers of PyTorch's own, forward and backward, and when they are not used."""
 
 import os
-import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from errors import raises
+from launching import run_code
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -122,11 +123,8 @@ def test_threads_restore_the_setting_together():
             with fast_bmm(torch.empty(1)):
                 pass
 
-    threads = [threading.Thread(target=work, args=(order,)) for order in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert after == ["bf16"] * 4 and setting.fp32_precision == before
 
 
@@ -176,8 +174,7 @@ def test_memory_does_not_grow_with_the_number_of_shapes():
     """600 further shapes, each half a megabyte if all are kept."""
     settings = {name for names in cpu_gemm.CACHE_SETTINGS for name in names}
     variables = {name: value for name, value in os.environ.items() if name not in settings}
-    done = subprocess.run([sys.executable, "-c", GROWTH], env=variables, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 60
+    assert float(run_code(GROWTH, env=variables).stdout) < 60
 
 
 def test_capacities_of_the_user_stay(monkeypatch):

@@ -3,12 +3,11 @@
 import ast
 import json
 import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 
 import pytest
+from launching import run_code
 
 import hf_relpos
 from hf_relpos.models.modeling_relpos_bert import HEADS
@@ -68,9 +67,7 @@ def test_import_registers_and_brings_nothing_else():
     A wrong setting of ours does not break the imports of another library.
     """
     settings = {**os.environ, "HF_RELPOS_FAST_PRODUCTS": "maybe"}
-    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=False, env=settings)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(run_code(FRESH, env=settings).stdout.splitlines()[-1])
     assert "hf_relpos" in found["new"]
     assert not {"typer", "rich", "accelerate", "datasets", "tokenizers"} & set(found["new"])
     assert found["registered"] == list(HEADS)
@@ -119,6 +116,4 @@ WAYS = {
 def test_import_registers_when_the_auto_classes_are_imported(way):
     """And imports neither torch nor Transformers before."""
     before, use = WAYS[way]
-    code = LATER.format(before=before, use=use, lazy=not before)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_code(LATER.format(before=before, use=use, lazy=not before))

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from launching import run_code
 from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
 
@@ -72,14 +71,9 @@ def test_the_uploaded_card_names_the_repository(folder):
 )
 def test_an_upload_that_fails_is_one_line(folder, environment):
     code = "import sys; from hf_relpos.cli import app; app(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "push", str(folder), "user/name", "--yes"],
-        env={**os.environ, "HF_TOKEN": "", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("Error: repository = 'user/name'")
+    environment = {**os.environ, "HF_TOKEN": "", **environment}
+    done = run_code(code, "push", folder, "user/name", "--yes", status=2, env=environment)
+    assert done.stderr.splitlines()[-1].startswith("Error: repository = 'user/name'")
     assert "Traceback" not in done.stderr and "could not be uploaded" in done.stderr
 
 

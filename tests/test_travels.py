@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from elsewhere import run_without_package
+from launching import run_code
 from oracles import extra_inputs, padding, tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
 from selection import chosen
@@ -86,16 +87,7 @@ def test_the_same_text_in_every_process(tmp_path):
         "    files = bundle(RelPosBertConfig(position_embedding_type=scheme))\n"
         "    print(hashlib.sha256(''.join(files.values()).encode()).hexdigest())\n"
     )
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
+    printed = {run_code(script, env={**os.environ, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     assert len(printed) == 1
 
 

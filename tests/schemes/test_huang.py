@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 from oracles import array, layer_error, padding, tiny_attention, tiny_config
+from test_formula import LargestTensor
 from torch.autograd import gradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hf_relpos import AttentionContext, RelPosBertModel, Table, Terms, attend
 from hf_relpos.attention.formula import featurewise_scores
@@ -88,19 +87,6 @@ def test_gradients_of_the_gain_by_feature(shared, batched):
         strict=True,
     )
     assert all((one - other).abs().max() <= 1e-12 for one, other in pairs)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.elements = max(self.elements, leaf.numel())
-        return result
 
 
 def test_the_gain_by_feature_makes_nothing_of_size_length_times_keys_times_d():
