@@ -1,6 +1,7 @@
 """Distillation: what the loss measures, which weights move, several processes, and what is refused."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -365,4 +366,18 @@ def test_divergences_are_pytorchs():
         expected = temperature**2 * mean((p * (p / q).log()).sum(-1))
         assert torch.allclose(logits_loss(student, target, mask, temperature), expected)
     q, p = (torch.randn(2, 3, 5, 5).softmax(-1) for _ in range(2))
-    assert torch.allclose(attention_loss(q, p, mask), mean((p * (p / q).log()).sum(-1).mean(1)))
+    expected = (p * (p / q.requires_grad_()).log()).sum(-1).mean(1)
+    found = attention_loss(q, p, mask)
+    assert torch.allclose(found, mean(expected))
+    gradients = (torch.autograd.grad(each, q, retain_graph=True)[0] for each in (found, mean(expected)))
+    assert torch.allclose(*gradients)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad(found, q, create_graph=True)
+
+
+def test_weights_that_a_student_does_not_have_leave_its_gradients_finite():
+    """In float16, where keys outside of its window have the weight 0."""
+    near = torch.arange(9)[:, None] - torch.arange(9)
+    scores = torch.randn(1, 2, 9, 9).half().masked_fill(near.abs() > 2, -math.inf).requires_grad_()
+    attention_loss(scores.softmax(-1), torch.rand(1, 2, 9, 9).softmax(-1), torch.ones(1, 9)).backward()
+    assert scores.grad.isfinite().all() and scores.grad.any()

@@ -275,10 +275,7 @@ def entry(length, token, sentence, reference="teacher"):
             "safe inside 512; past 512, token cosine to the source's windows: 0.91 at 1,024",
         ),
         (
-            [
-                entry(512, 0.97, 0.98),
-                replace(entry(2048, 0.92, 0.9, "windowed teacher"), other_windows=0.941),
-            ],
+            [entry(512, 0.97, 0.98), replace(entry(2048, 0.92, 0.9, "windowed teacher"), other_windows=0.941)],
             (512, None),
             "safe inside 512; past 512, token cosine to the source's windows: 0.92 at 2,048 (other windows of the "
             "source 0.94)",

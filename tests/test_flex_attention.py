@@ -164,8 +164,7 @@ def test_what_it_captures_grows_with_the_length_alone():
     length = 600
     query = torch.randn(1, 2, length, SIZE)
     terms = Terms(
-        query_table=(clipped_to(torch.randn(2, 17, SIZE), 8),),
-        key_table=(clipped_to(torch.randn(2, 9, SIZE), 4),),
+        query_table=(clipped_to(torch.randn(2, 17, SIZE), 8),), key_table=(clipped_to(torch.randn(2, 9, SIZE), 4),)
     )
     terms = dataclasses.replace(terms, bias=(clipped_to(torch.randn(2, 17), 8),))
     with LargestTensor() as seen:

@@ -83,31 +83,14 @@ def random_terms(chosen, shared: bool, tables: int = 1, rotate=None):
     return Terms(scale=SCALE, rotate=rotate, **terms), plain
 
 
-def compare(
-    terms,
-    plain,
-    length,
-    keys,
-    start=0,
-    mask=None,
-    plain_mask=None,
-    plain_rotate=None,
-    as_tensor=False,
-):
+def compare(terms, plain, length, keys, start=0, mask=None, plain_mask=None, plain_rotate=None, as_tensor=False):
     """Run both; the largest difference must be rounding."""
     query = random_tensor(BATCH, HEADS, length, SIZE)
     key, value = random_tensor(BATCH, HEADS, keys, SIZE), random_tensor(BATCH, HEADS, keys, SIZE)
     context = AttentionContext(length, keys, torch.tensor([start]) if as_tensor else start)
     out, weights = attend(query, key, value, terms, context, mask)
     expected_out, expected_weights = formula_by_loop(
-        array(query),
-        array(key),
-        array(value),
-        SCALE,
-        **plain,
-        mask=plain_mask,
-        rotate=plain_rotate,
-        start=start,
+        array(query), array(key), array(value), SCALE, **plain, mask=plain_mask, rotate=plain_rotate, start=start
     )
     assert out.shape == expected_out.shape and weights.shape == expected_weights.shape
     assert np.abs(array(out) - expected_out).max() <= 1e-12

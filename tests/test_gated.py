@@ -27,11 +27,7 @@ FIXTURES = Path(__file__).parent / "fixtures" / "gated"
 FOLDERS = sorted(folder.name for folder in FIXTURES.iterdir())
 ARCHITECTURES = {head.__name__.removeprefix("RelPosBert"): head for head in HEADS.values()}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
-NAMES = {
-    "mlp.gated_layers.": "intermediate.dense.",
-    "mlp.wo.": "output.dense.",
-    "mlp.layernorm.": "output.LayerNorm.",
-}
+NAMES = {"mlp.gated_layers.": "intermediate.dense.", "mlp.wo.": "output.dense.", "mlp.layernorm.": "output.LayerNorm."}
 PARTS = ("query", "key", "value")
 every_folder = pytest.mark.parametrize("folder", FOLDERS)
 

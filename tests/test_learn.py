@@ -142,6 +142,18 @@ def test_positions_are_folded_exactly():
     assert torch.equal(words[3:], before[3:])
 
 
+@pytest.mark.parametrize("head", ["", "ForMaskedLM"])
+def test_word_embeddings_are_trained_with_predictions_alone(small, tmp_path, head):
+    """Otherwise one vector is added to those of all words, and another one to [CLS]'s."""
+    options = {"steps": 8, "batch_tokens": 128}
+    distil(small, tmp_path / "out", architecture=f"Bert{head or 'Model'}", method_options=options)
+    models = [AutoModel.from_pretrained(each) for each in (tmp_path / "out", small / "bert")]
+    result, source = (model.embeddings.word_embeddings.weight for model in models)
+    added = (result - source).detach()
+    moved = ((added - added.median(0).values).abs().amax(1) > 1e-5).sum()
+    assert moved > 10 if head else moved == 1
+
+
 @pytest.mark.slow
 def test_products_in_bfloat16_come_as_close(small, tmp_path, monkeypatch):
     """On the same text and steps; what is measured and written is in float32."""

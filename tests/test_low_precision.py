@@ -1,13 +1,16 @@
 """Linear layers in int8 and the gate of `optimize(precision="int8")`."""
 
+import copy
+
 import pytest
 import torch
 from errors import raises
 from torch import nn
+from torch.func import functional_call
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import hf_relpos
-from hf_relpos.live.low_precision import Int8Linear
+from hf_relpos.live.low_precision import KEPT, Bfloat16Linear, Int8Linear
 
 
 SIZES = dict(
@@ -72,16 +75,33 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", [Bfloat16Linear, Int8Linear])
 @torch.no_grad()
-def test_writes_that_pytorch_does_not_count_are_seen(change, transposed):
+def test_writes_that_pytorch_does_not_count_are_seen(kind, change, transposed):
     layer, rows = layer_and_rows()
+    layer.__class__ = kind
     if transposed:
         layer.weight = nn.Parameter(layer.weight.t().contiguous().t())
     layer(rows)
     CHANGES[change](layer.weight)
-    fresh = Int8Linear(96, 160)
+    fresh = kind(96, 160)
     fresh.load_state_dict(layer.state_dict())
     assert torch.equal(layer(rows), fresh(rows))
+
+
+@torch.no_grad()
+def test_rounded_weights_are_kept_in_inference_alone():
+    layer, rows = layer_and_rows()
+    layer.__class__ = Bfloat16Linear
+    assert layer(rows).dtype == torch.float32 and KEPT in vars(layer) and KEPT not in vars(copy.deepcopy(layer))
+    _, tangent = torch.func.jvp(
+        lambda weight: functional_call(layer, {"weight": weight}, rows), *[(layer.weight,)] * 2
+    )
+    expected = rows @ layer.weight.t()
+    assert (tangent - expected).norm() <= 0.02 * expected.norm()
+    with torch.enable_grad():
+        layer(rows).sum().backward()
+    assert torch.allclose(layer.weight.grad, rows.sum(0).expand(160, -1), rtol=0.05, atol=1)
 
 
 def test_with_gradients_it_computes_in_float32():

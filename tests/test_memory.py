@@ -405,11 +405,7 @@ def test_memory_refused():
             ids,
             memory,
         ),
-        "hidden_size = 48": (
-            tiny_model(RelPosBertModel, "shaw", memory_length=8, hidden_size=48),
-            ids,
-            memory,
-        ),
+        "hidden_size = 48": (tiny_model(RelPosBertModel, "shaw", memory_length=8, hidden_size=48), ids, memory),
         "holds 5 tokens, and config.memory_length = 4": (
             tiny_model(RelPosBertModel, "shaw", memory_length=4),
             ids,

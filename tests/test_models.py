@@ -515,11 +515,7 @@ def test_cached_decoding_with_cross_attention(name, backend):
     assert difference(changed, full) > 1e-3
 
 
-GENERATION = {
-    "dynamic": {},
-    "no cache": {"use_cache": False},
-    "static": {"cache_implementation": "static"},
-}
+GENERATION = {"dynamic": {}, "no cache": {"use_cache": False}, "static": {"cache_implementation": "static"}}
 
 
 @pytest.mark.covering(2, every_scheme=False)

@@ -65,10 +65,7 @@ def test_modules_are_kept(tmp_path, encoder, dense):
     assert contents(tmp_path / "out").keys() == after.keys()
 
 
-LENGTHS = {
-    "the table stays": ({}, 12, 20),
-    "the table goes": ({"method": "drop"}, 20, 20),
-}
+LENGTHS = {"the table stays": ({}, 12, 20), "the table goes": ({"method": "drop"}, 20, 20)}
 
 
 @pytest.mark.parametrize("arguments, sentence, tokenizer", LENGTHS.values(), ids=LENGTHS)
@@ -102,10 +99,7 @@ REFUSED = {
         lambda source: (source / "2_Dense" / "model.safetensors").unlink(),
         "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer and save it again",
     ),
-    "own code": (
-        lambda source: edit_modules(source, 1, type="own.Pooling"),
-        "type = 'own.Pooling' is code of",
-    ),
+    "own code": (lambda source: edit_modules(source, 1, type="own.Pooling"), "type = 'own.Pooling' is code of"),
     "outside": (lambda source: edit_modules(source, 2, path="../2_Dense"), "path = '../2_Dense' leads out"),
     "absolute": (lambda source: edit_modules(source, 2, path="/etc"), "path = '/etc' leads out"),
     "no encoder": (lambda source: edit_modules(source, 0, type=f"{KIND}BoW"), "lists 0 modules of type Transformer"),

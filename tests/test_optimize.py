@@ -96,11 +96,7 @@ FAST = Library(100.0, 200.0, 1e-7, 3e-7)
 LIBRARY = cpu_gemm.linear_library
 SLOW = Library(100.0, 50.0, 1e-7, 3e-7)
 # Groups with and without padding, of one row and of several; two groups without a mask; only short rows.
-LENGTHS = {
-    "groups": [9, 40, 22, 26, 38, 17, 30, 3, 16],
-    "equal": [30, 40, 30, 30, 12],
-    "short": [5, 1, 7],
-}
+LENGTHS = {"groups": [9, 40, 22, 26, 38, 17, 30, 3, 16], "equal": [30, 40, 30, 30, 12], "short": [5, 1, 7]}
 
 
 @pytest.fixture(autouse=True)

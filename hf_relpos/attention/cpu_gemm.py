@@ -45,10 +45,7 @@ LARGEST_ERROR = 1e-5
 # little.
 CACHED_SHAPES = 256
 # oneDNN reads the first that is set of one tuple, PyTorch the other.
-CACHE_SETTINGS = (
-    ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"),
-    ("LRU_CACHE_CAPACITY",),
-)
+CACHE_SETTINGS = (("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"), ("LRU_CACHE_CAPACITY",))
 
 _measuring = threading.Lock()  # two measurements at once would slow each other
 

@@ -336,7 +336,7 @@ def attend(
         out (B, H, L, d) and the attention weights after dropout (B, H, L, K).
     """
     content, query, key = content_vectors(query, key, terms, context)
-    content = content * content_scale(query, terms)  # smaller than the scores
+    content = content * content_scale(query, terms)  # fewer elements than the scores have
     if terms.feature_gain is None:
         scores = torch.matmul(content, key.transpose(-1, -2))
     else:

@@ -44,8 +44,8 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
     def checked(ctx: Any, *gradients: torch.Tensor) -> Any:
         if torch.is_grad_enabled():  # in a backward pass only with create_graph
             raise NotImplementedError(
-                "create_graph=True: the attention backends for large calls have no second derivative. "
-                'Use attn_implementation="eager", or restore_attention(model) for a live model'
+                "create_graph=True: the attention backends for large calls, and the attention loss, have no second "
+                'derivative. Use attn_implementation="eager", or restore_attention(model) for a live model'
             )
         return backward(ctx, *gradients)
 

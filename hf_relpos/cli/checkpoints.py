@@ -34,7 +34,7 @@ def convert(
         str | None,
         advanced(
             "keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
-            "needs training. distil: relative terms start at zero; all weights are trained on --text to compute the "
+            "needs training. distil: relative terms start at zero; weights are trained on --text to compute the "
             "source's outputs. exact (default of a relative source): the same or equivalent tables, same outputs.",
             metavar="NAME",
         ),
@@ -46,8 +46,7 @@ def convert(
         ),
     ] = None,
     fast: Annotated[
-        bool,
-        typer.Option("--fast", help="With --text: the fastest conversion; a little less close to the source."),
+        bool, typer.Option("--fast", help="With --text: the fastest conversion; a little less close to the source.")
     ] = False,
     faithful: Annotated[
         bool,
@@ -69,8 +68,7 @@ def convert(
     ] = None,
     revision: Annotated[str | None, advanced("Branch, tag or commit of a Hub repository.", metavar="NAME")] = None,
     allow_pickle: Annotated[
-        bool,
-        advanced("If there are no safetensors, read pytorch_model.bin; only if you trust it.", "--allow-pickle"),
+        bool, advanced("If there are no safetensors, read pytorch_model.bin; only if you trust it.", "--allow-pickle")
     ] = False,
     overwrite: Overwrite = False,
     device: Annotated[

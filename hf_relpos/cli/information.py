@@ -19,8 +19,7 @@ def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
     trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Run the checkpoint's code, and name buffers left unfilled."),
+        bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code, and name buffers left unfilled.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -136,9 +135,7 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
     return {"name": name, "source": scheme.source, "backends": list(backends), "options": options}
 
 
-def families(
-    json_file: JsonFile = None,
-) -> None:
+def families(json_file: JsonFile = None) -> None:
     """List the checkpoints that `convert` reads, how they are recognised, and their positions; --json adds heads."""
     with plain_errors():
         with spinner(LOADING):

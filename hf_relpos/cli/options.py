@@ -27,8 +27,7 @@ JSON = "JSON file to write; with - it is printed, and all else goes to standard 
 JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
 Fields = Annotated[list[str] | None, advanced(FIELD, metavar="KEY")]
 Overwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="After success, replace an existing OUT that holds only a checkpoint."),
+    bool, typer.Option("--overwrite", help="After success, replace an existing OUT that holds only a checkpoint.")
 ]
 
 

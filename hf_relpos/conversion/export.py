@@ -31,18 +31,10 @@ from .verify import under_own_names
 
 # Fields that do not change the outputs.
 NO_EFFECT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "converted_from",
-    "dtype",
     "max_position_embeddings",  # included in the scheme's resolved options
     "position_options",  # compared with their defaults
-    "save_code",
-    "tokenizer_class",
-    "transformers_version",
-    "unpad_inputs",
-    "use_cache",
+    *("_name_or_path", "architectures", "auto_map", "converted_from", "dtype", "save_code", "tokenizer_class"),
+    *("transformers_version", "unpad_inputs", "use_cache"),
 )
 
 

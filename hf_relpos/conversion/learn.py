@@ -160,12 +160,14 @@ def _distil(
     )
     console.print(f"distilling: {settings.steps} steps on {windows.tokens:,} tokens", highlight=False)
     # Half of the parameters, which the loss moves little: all-MiniLM-L6-v2 comes as close without their training.
-    words = student.base_model.embeddings.word_embeddings.weight.requires_grad_("logits" in losses)
+    words = student.base_model.embeddings.word_embeddings.weight
+    flag = words.requires_grad
+    words.requires_grad_(flag and "logits" in losses)
     try:
         with torch.enable_grad():
             return distil(student, teacher, rows, settings, progress=progress).to_dict()
     finally:
-        words.requires_grad_(True)
+        words.requires_grad_(flag)
 
 
 @torch.no_grad()

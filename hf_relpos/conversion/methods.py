@@ -114,9 +114,7 @@ METHODS: dict[str, Method] = {
         keeps_table=True,
         exact=True,
     ),
-    "drop": Method(
-        "replace absolute positions by their mean vector; relative terms start at zero. Needs training",
-    ),
+    "drop": Method("replace absolute positions by their mean vector; relative terms start at zero. Needs training"),
     "distil": Method(
         "add absolute positions to the embeddings, then train relative terms, which start at zero, and weights to "
         "compute what the source computes. Close to the source's outputs",

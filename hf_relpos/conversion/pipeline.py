@@ -179,11 +179,7 @@ def _report(
         steps=steps,
         difference=None,
         files=(),
-        versions={
-            "hf_relpos": __version__,
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-        },
+        versions={"hf_relpos": __version__, "transformers": transformers.__version__, "torch": torch.__version__},
         details=conversion.details,
         notes=tuple(notes),
     )

@@ -102,10 +102,7 @@ def run_demo(
         both = masked_agreement(absolute, converted, short[:WINDOWS].tolist(), mask)
         long = masked_agreement(converted, converted, passages[:LONG_WINDOWS].tolist(), mask)
         rows = {
-            "source": {
-                "masked": 100 * both.teacher_accuracy,
-                "found": found(absolute, passages[:, :limit], excerpts),
-            },
+            "source": {"masked": 100 * both.teacher_accuracy, "found": found(absolute, passages[:, :limit], excerpts)},
             "converted": {
                 "masked": 100 * both.student_accuracy,
                 "masked, long": 100 * long.student_accuracy,

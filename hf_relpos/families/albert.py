@@ -69,13 +69,8 @@ FAMILIES: dict[str, Family] = {
             "eos_token_id": 3,
         },
         dropped_fields=(
-            "num_hidden_groups",
-            "inner_group_num",
-            "gap_size",
-            "net_structure_type",
-            "num_memory_blocks",
-            "down_scale_factor",
-            *OF_DECODERS,
+            *("num_hidden_groups", "inner_group_num", "gap_size", "net_structure_type", "num_memory_blocks"),
+            *("down_scale_factor", *OF_DECODERS),
         ),
         renamed_fields={"classifier_dropout_prob": "classifier_dropout"},
         layers=albert_layers,
@@ -83,5 +78,5 @@ FAMILIES: dict[str, Family] = {
         tokenizer="AlbertTokenizer",
         title="ALBERT",
         layout=Layout("ALBERT", (r"\balbert_layer_groups\.",)),
-    ),
+    )
 }

@@ -14,13 +14,7 @@ from .names import Rule
 
 
 # Checkpoints of this package, whose configuration names their positions.
-OWN = Family(
-    class_prefixes=("RelPosBert",),
-    suffixes=(*ALL, "LMHeadModel"),
-    rules=(),
-    stock="bert",
-    title="hf_relpos",
-)
+OWN = Family(class_prefixes=("RelPosBert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", title="hf_relpos")
 
 
 def _nezha_unsupported_reason(config: Mapping[str, Any]) -> str:

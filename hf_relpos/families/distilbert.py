@@ -60,5 +60,5 @@ FAMILIES: dict[str, Family] = {
         title="DistilBERT",
         live=copy_of_bert("DistilBERT", "distilbert", "DistilBert", "Transformer"),
         layout=Layout("DistilBERT", (r"\btransformer\.layer\.\d+\.attention\.q_lin\.",)),
-    ),
+    )
 }

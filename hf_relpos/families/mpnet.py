@@ -38,8 +38,7 @@ FAMILIES: dict[str, Family] = {
                 }
             ),
             Rule(
-                "bert.encoder.relative_attention_bias.*",
-                "bert.encoder.distance_embedding.relative_attention_bias.*",
+                "bert.encoder.relative_attention_bias.*", "bert.encoder.distance_embedding.relative_attention_bias.*"
             ),
             *HEADS,
         ),
@@ -62,12 +61,9 @@ FAMILIES: dict[str, Family] = {
             container="MPNetEncoder",
             attention="MPNetSelfAttention",
             code="mpnet",
-            classes={
-                "MPNetEncoder": "AcceleratedMPNetEncoder",
-                "MPNetSelfAttention": "AcceleratedMPNetSelfAttention",
-            },
+            classes={"MPNetEncoder": "AcceleratedMPNetEncoder", "MPNetSelfAttention": "AcceleratedMPNetSelfAttention"},
             unpadding={"MPNetEncoder": "UnpaddingMPNetEncoder"},
             effect=LONG_INPUTS,
         ),
-    ),
+    )
 }

@@ -177,5 +177,5 @@ FAMILIES: dict[str, Family] = {
         title="NomicBERT",
         published={"rotary_scaling_factor": 2.0, "n_positions": 8192},
         layout=Layout("NomicBERT", (r"\.attn\.Wqkv\.", r"\.mlp\.fc1[12]\.")),
-    ),
+    )
 }

@@ -111,5 +111,5 @@ FAMILIES: dict[str, Family] = {
             unpadding={"RoFormerEncoder": "UnpaddingRoFormerEncoder"},
             effect=LONG_INPUTS,
         ),
-    ),
+    )
 }

@@ -164,5 +164,5 @@ FAMILIES: dict[str, Family] = {
             effect="faster from 512 tokens, as fast below; memory of a few L × L matrices less",
             unsupported="other_uses",
         ),
-    ),
+    )
 }

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..attention.cpu_gemm import has_gradients, linear
-from ..attention.tracing import is_traced
+from ..attention.tracing import is_traced, is_transformed
 from ..host.torch import multiply_matrices_int8
 
 
@@ -27,21 +27,29 @@ ROWS, SHORTEST, LONGEST = 32, 8, 64  # of a batch of random tokens, and their le
 Sample = Sequence[str] | Mapping[str, torch.Tensor] | None
 
 
-class Bfloat16Linear(nn.Linear):
+class _Rounded(nn.Linear):
+    """A linear layer that keeps a rounded weight, which copies and pickles leave out."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != KEPT}
+
+
+class Bfloat16Linear(_Rounded):
     """`torch.nn.Linear` with float32 weights and products in bfloat16, summed in float32.
 
-    Weights are rounded in calls with gradients and graphs, and else once (`kept`).
+    Weights are rounded once (`kept`), but in every call with gradients, in graphs and transforms, and on accelerators.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `torch.nn.Linear`, the result in the dtype of the input."""
-        bias = None if self.bias is None else self.bias.bfloat16()
-        once = not (is_traced() or has_gradients(input, self.weight, self.bias))
-        weight = kept(self, torch.Tensor.bfloat16) if once else self.weight.bfloat16()
+        weight, bias = self.weight, None if self.bias is None else self.bias.bfloat16()
+        often = has_gradients(input, weight, self.bias) or is_traced() or is_transformed()
+        once = weight.device.type == "cpu" and not often
+        weight = kept(self, torch.Tensor.bfloat16) if once else weight.bfloat16()
         return nn.functional.linear(input.bfloat16(), weight, bias).to(input.dtype)
 
 
-class Int8Linear(nn.Linear):
+class Int8Linear(_Rounded):
     """`torch.nn.Linear` with products of int8, for inference; with gradients it computes in float32.
 
     Activations have a scale for each token and weights one for each output feature: a token with large values, as
@@ -59,7 +67,7 @@ class Int8Linear(nn.Linear):
             or weight.dtype != input.dtype
         ):
             return linear(input, weight, self.bias)
-        if is_traced():  # a graph that held the kept one would not see that the weight changes
+        if is_traced() or is_transformed():  # a graph that held the kept one would not see that the weight changes
             return multiply_int8(input, *round_weight(weight), self.bias)
         rounded, scales = kept(self, round_weight)
         return multiply_int8(input, rounded, scales, self.bias)
@@ -200,6 +208,7 @@ def quantize(comparison: Comparison, layers: Sequence[nn.Linear]) -> Agreement:
         kept = ranked[: max(fewest, round(share * len(ranked)))]
         for layer in layers:
             layer.__class__ = before[layer] if layer in kept else Int8Linear
+            vars(layer).pop(KEPT, None)
         agreement = comparison.agreement(tuple(names.get(layer, "?") for layer in kept))
         if agreement.cosine >= LEAST_COSINE:
             break

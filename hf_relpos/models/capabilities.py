@@ -73,6 +73,7 @@ def _make_terms(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool
                 f"device ({error}); `Scheme.forward` must not read the contents of tensors there (`tensor.is_meta`)"
             ) from error
     own = any(True for _ in scheme.parameters()) or any(isinstance(module, nn.Dropout) for module in scheme.modules())
+    own = own or any(kind.has_token_numbers() for kind, _ in scheme_parts(config))
     return terms, context, not own and not projection.used
 
 

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..host.transformers import ACT2FN
 from ..schemes.registry import SCHEMES, build_input, parts_with_absolute_table, scheme_parts
-from ..schemes.scheme import MAX_COUNT, Scheme
+from ..schemes.scheme import MAX_COUNT
 from .sequence import INDICES, check_tensor
 
 
@@ -198,7 +198,7 @@ def _check_position_scheme(config: Any) -> None:
         raise ValueError(f"{field}: the scales differ ({listed})")
     if sum(scheme.rotates() for scheme, _ in parts) > 1:
         raise ValueError(f"{field}: two rotations do not combine")
-    if sum(scheme.token_numbers is not Scheme.token_numbers for scheme, _ in parts) > 1:
+    if sum(scheme.has_token_numbers() for scheme, _ in parts) > 1:
         raise ValueError(f"{field}: two with `token_numbers` do not combine")
     if len(parts) > 1 and any(scheme.rotates() for scheme, _ in parts):
         from .capabilities import probe_call

@@ -7,12 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS
-from ..schemes.registry import (
-    DEFAULT_SCHEME,
-    STOCK_SCHEME,
-    parts_with_absolute_table,
-    scheme_parts,
-)
+from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, parts_with_absolute_table, scheme_parts
 from .saved_code.remote_code import installed
 
 

@@ -168,12 +168,8 @@ def read_other_architecture(
 
 # Fields that follow from the tensors of another architecture.
 LAYOUT_FIELDS = (
-    "position_embedding_type",
-    "position_options",
-    "absolute_position_embeddings",
-    "feed_forward_type",
-    "extra_attention_norms",
-    "hidden_act",
+    *("position_embedding_type", "position_options", "absolute_position_embeddings", "feed_forward_type"),
+    *("extra_attention_norms", "hidden_act"),
 )
 
 

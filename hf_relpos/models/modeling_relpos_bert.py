@@ -212,9 +212,11 @@ class RelPosBertSelfAttention(BertSelfAttention):
             hidden_keys = torch.cat([states, hidden_states], dim=1)
         query, key, value = map(self._split_heads, self._project(hidden_states, hidden_keys))
         numbers = self.distance_embedding.token_numbers(hidden_keys)
-        if numbers is not None:  # cached, reordered and cropped as part of the key
-            key = torch.cat([key, numbers.transpose(1, 2)[..., None].to(key.dtype)], dim=-1)
+        if numbers is not None:
+            numbers = numbers.transpose(1, 2).to(key.dtype)
         if cache is not None:
+            if numbers is not None:  # cached, reordered and cropped as part of the key
+                key = torch.cat([key, numbers[..., None]], dim=-1)
             (old_key, key), (old_value, value) = (
                 states.tensor_split([memory_length], dim=2) for states in (key, value)
             )
@@ -226,8 +228,9 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if context is None:
             context = AttentionContext(query.shape[2], key.shape[2])
         if numbers is not None:
-            context = replace(context, token_numbers=key[..., -1])
-            key = key[..., :-1]
+            if cache is not None:
+                key, numbers = key[..., :-1], key[..., -1]
+            context = replace(context, token_numbers=numbers)
         call = self._call(query, key, value, attention_mask, context, shared_terms, kwargs)
         out, weights = run_attention(self.config._attn_implementation, call)
         return out.flatten(2).contiguous(), weights
@@ -793,7 +796,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """What the layers share; of the hidden states, (B, L, D), only shape, dtype and device are read."""
         context = metadata.context(token_type_ids, relation_ids)
         real = metadata.is_token
-        if real is None and attention_mask is not None and attention_mask.dim() == 2:
+        if real is None and self.position_inputs.numbers and isinstance(attention_mask, torch.Tensor):
             real = token_mask(attention_mask, hidden_states.shape[0], metadata.key_length, hidden_states.device)
         context = replace(context, device=hidden_states.device, longest=longest, real=real)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
@@ -821,15 +824,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         relation_ids = group.of(relation_ids)
         relation_ids = None if relation_ids is None else relation_ids[:, :, : group.length]
         metadata = sequence_metadata(
-            self.config,
-            self.position_inputs,
-            states,
-            mask,
-            group.of(position_ids),
-            relation_ids,
-            None,
-            0,
-            None,
+            self.config, self.position_inputs, states, mask, group.of(position_ids), relation_ids, None, 0, None
         )
         types, longest = group.of(token_type_ids), hidden_states.shape[1]
         return self._attention_inputs(metadata, states, mask, types, relation_ids, longest=longest)

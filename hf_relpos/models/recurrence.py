@@ -107,11 +107,7 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
 
 @torch.no_grad()
 def next_memory(
-    memory: SegmentMemory | None,
-    inputs: tuple[torch.Tensor, ...],
-    keep: torch.Tensor,
-    in_order: bool,
-    length: int,
+    memory: SegmentMemory | None, inputs: tuple[torch.Tensor, ...], keep: torch.Tensor, in_order: bool, length: int
 ) -> SegmentMemory:
     """The memory for the next segment: the last tokens of a memory and of the segment after it.
 

@@ -40,19 +40,22 @@ class PositionInputs:
         required: required inputs of `forward`: `grid`, `relation_ids`.
         absolute: whether terms depend on absolute positions, not only on offsets.
         terms: whether there are terms at all.
+        numbers: whether it has `Scheme.token_numbers`, and has to know which tokens are padding.
         scheme: name of the scheme, for messages.
     """
 
     required: frozenset[str]
     absolute: bool
     terms: bool
+    numbers: bool
     scheme: str
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
         """The inputs that the scheme of a RelPosBertConfig reads."""
         terms = any(scheme.relative or scheme.uses_absolute_positions for scheme, _ in scheme_parts(config))
-        return cls(config.required_inputs, config.uses_absolute_positions, terms, config.position_scheme_name)
+        numbers = any(scheme.has_token_numbers() for scheme, _ in scheme_parts(config))
+        return cls(config.required_inputs, config.uses_absolute_positions, terms, numbers, config.position_scheme_name)
 
 
 @dataclass(frozen=True)
@@ -297,10 +300,7 @@ def sequence_metadata(
 
 
 def _check_inputs(
-    inputs: PositionInputs,
-    tokens: torch.Tensor,
-    position_ids: torch.Tensor | None,
-    relation_ids: torch.Tensor | None,
+    inputs: PositionInputs, tokens: torch.Tensor, position_ids: torch.Tensor | None, relation_ids: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The grid, (B, L, 2), and the position ids, (B or 1, L); each may be None."""
     batch, length = tokens.shape[:2]

@@ -41,9 +41,7 @@ class ALiBi(Scheme, name="alibi"):
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"
     zero_is_neutral = False
-    options = {
-        "variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is"),
-    }
+    options = {"variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is")}
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:

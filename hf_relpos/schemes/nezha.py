@@ -25,7 +25,7 @@ class Nezha(Scheme, name="nezha"):
     zero_is_neutral = False
     even_size = "head_size"
     options = {
-        "max_relative_position": integer(64, "K, the largest distance with an embedding of its own", most=MAX_ROWS),
+        "max_relative_position": integer(64, "K, the largest distance with an embedding of its own", most=MAX_ROWS)
     }
 
     def forward(self, context: AttentionContext) -> Terms:

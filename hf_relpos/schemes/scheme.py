@@ -106,8 +106,7 @@ def clipped_table(rows: torch.Tensor, low: int, high: int, out_of_range: str) ->
         return Table(rows.clone(), row_of=lambda r: r.clamp(low, high) - low)
     nothing = high - low + 1
     return Table(
-        nn.functional.pad(rows, (0, 0, 0, 1)),
-        row_of=lambda r: torch.where((r < low) | (r > high), nothing, r - low),
+        nn.functional.pad(rows, (0, 0, 0, 1)), row_of=lambda r: torch.where((r < low) | (r > high), nothing, r - low)
     )
 
 
@@ -339,9 +338,15 @@ class Scheme(nn.Module):
         """Return a number for each token and head, (B, K, H), of a layer's inputs (B, K, D); None for none.
 
         They reach `forward` as `context.token_numbers`, also those of cached tokens: the cache holds them as a further
-        entry of each key. A combination can hold only one such scheme.
+        entry of each key, so that caches allocated for the sizes of the configuration, and prefix tuning, do not fit.
+        A combination can hold only one such scheme.
         """
         return None
+
+    @classmethod
+    def has_token_numbers(cls) -> bool:
+        """Whether the scheme has `token_numbers`."""
+        return cls.token_numbers is not Scheme.token_numbers
 
     @classmethod
     def rotates(cls) -> bool:

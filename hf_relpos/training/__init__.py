@@ -9,17 +9,9 @@ if TYPE_CHECKING:
 
 
 # Imported on first use, since most of these import the Trainer.
-_LAZY = {
-    "DistillationReport": "distillation",
-    "DistillationSettings": "distillation",
-    "distil": "distillation",
-}
+_LAZY = {"DistillationReport": "distillation", "DistillationSettings": "distillation", "distil": "distillation"}
 
-__all__ = [
-    "DistillationReport",
-    "DistillationSettings",
-    "distil",
-]
+__all__ = ["DistillationReport", "DistillationSettings", "distil"]
 
 
 def __getattr__(name: str) -> object:

@@ -173,7 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content: dict[str, Any] = {"environment": {**environment(), "protocol": PROTOCOL}, "steps": args.steps, "runs": []}
     path = args.out / "probes.json"
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else content
-    content["runs"] = stored["runs"] if stored["steps"] == args.steps else []
+    if stored["steps"] != args.steps:
+        parser.error(f"--steps {args.steps}: {path} has runs of {stored['steps']}; give another --out")
+    content["runs"] = stored["runs"]
     for seed, name in itertools.product(range(args.seeds), args.schemes):
         if any((run["scheme"], run["seed"]) == (name, seed) for run in content["runs"]):
             continue

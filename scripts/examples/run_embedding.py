@@ -24,11 +24,7 @@ from recipes.arguments import DataArguments, ModelArguments, check_least, launch
 from recipes.data import check_texts, load_data, numbers
 from recipes.models import check_scheme, check_window, freeze, load_config, load_tokenizer, sequence_length
 from recipes.running import check_checkpoint, run, start
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
@@ -221,11 +217,7 @@ def train_encoder(
     model = load_encoder(model_args, args.max_seq_length)
     check_checkpoint(checkpoint, model.transformers_model)
     trainer = EmbeddingTrainer(
-        model,
-        training,
-        train_dataset=pairs,
-        loss=make_loss(args, model),
-        evaluator=measures or None,
+        model, training, train_dataset=pairs, loss=make_loss(args, model), evaluator=measures or None
     )
     return run(trainer, checkpoint)
 

@@ -130,11 +130,7 @@ def finetune(model_args: ModelArguments, args: TaggingArguments, training: Train
 
     def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         encoded = tokenizer(
-            batch[words],
-            is_split_into_words=True,
-            truncation=True,
-            max_length=length,
-            return_overflowing_tokens=True,
+            batch[words], is_split_into_words=True, truncation=True, max_length=length, return_overflowing_tokens=True
         )
         sentences = encoded.pop("overflow_to_sample_mapping")
         starts, seen = [], set()

@@ -190,14 +190,7 @@ def report(measure: bool) -> str:
             if (largest_error == "–") != (name not in made_with):
                 raise SystemExit(f"{name}: an original is named, but its test has no parity(case), or the reverse")
         full.append(
-            [
-                f"`{name}`",
-                scheme.source,
-                letters_of(model),
-                f"{added_parameters(name):,}",
-                largest_error,
-                original,
-            ]
+            [f"`{name}`", scheme.source, letters_of(model), f"{added_parameters(name):,}", largest_error, original]
         )
     header = ["name", "source", "terms", "parameters", "error", "original"]
     lines = [

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from oracles import array, golden, padding, paper_attention, tiny_attention, tiny_config, tiny_model
+from oracles import array, golden, padding, paper_attention, tiny_attention, tiny_config, tiny_model, uncompiled
+from torch.nn.attention.flex_attention import create_block_mask
 
-from hf_relpos import RelPosBertForMaskedLM
-from hf_relpos.schemes.scheme import SCHEMES
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.schemes.scheme import SCHEMES, Scheme
 
 
 def steps_of(layer, hidden):
@@ -67,15 +68,36 @@ def test_equals_the_original_code(backend):
     assert parity(backend) <= 1e-5
 
 
+@pytest.mark.parametrize("kept", ["000111111", "111111000", "110011011"])
 @pytest.mark.parametrize("backend", ["eager", "relpos", "sdpa"])
 @torch.no_grad()
-def test_padding_and_what_stands_before_change_nothing(backend):
-    model, ids = tiny_model(RelPosBertForMaskedLM, "cable", backend), torch.randint(1, 50, (1, 6))
-    alone = model(ids).logits
-    for left, right in ((3, 0), (0, 5)):
-        padded = torch.nn.functional.pad(ids, (left, right), value=7)
-        mask = torch.nn.functional.pad(torch.ones_like(ids), (left, right))
-        assert (model(padded, attention_mask=mask).logits[:, left : left + 6] - alone).abs().max() <= 1e-5
+def test_padding_anywhere_changes_nothing(backend, kept):
+    model, ids = tiny_model(RelPosBertForMaskedLM, "cable", backend), torch.randint(1, 50, (1, 9))
+    mask = torch.tensor([[int(each) for each in kept]])
+    alone = model(ids[mask.bool()][None]).logits[0]
+    for given in (mask, mask.bool()[:, None, None].expand(1, 1, 9, 9)):
+        assert (model(ids, attention_mask=given).logits[mask.bool()] - alone).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+def test_a_block_mask_is_taken():
+    model, ids = tiny_model(RelPosBertForMaskedLM, "cable", "flex_attention"), torch.randint(1, 50, (1, 9))
+    near = create_block_mask(lambda b, h, i, j: (i - j).abs() <= 2, None, None, 9, 9, device="cpu")
+    offsets = torch.arange(9)[:, None] - torch.arange(9)
+    with uncompiled():
+        out = model(ids, attention_mask=near).logits
+    model.set_attn_implementation("eager")
+    assert (model(ids, attention_mask=(offsets.abs() <= 2)[None, None]).logits - out).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+def test_numbers_without_parameters_are_of_each_layer(monkeypatch):
+    """Terms of schemes without parameters are otherwise made once, before there are any states."""
+    kind = type("Norms", (SCHEMES["cable"],), {"__init__": Scheme.__init__}, name="norms")
+    kind.token_numbers = lambda self, states: states.norm(dim=-1, keepdim=True).expand(-1, -1, self.num_heads)
+    monkeypatch.setitem(SCHEMES, "norms", SCHEMES.pop("norms"))
+    assert not RelPosBertModel(tiny_config("norms")).shares_terms
+    assert tiny_model(RelPosBertModel, "norms")(torch.randint(1, 50, (2, 6))).last_hidden_state.isfinite().all()
 
 
 def test_two_schemes_with_numbers_of_tokens_are_refused(monkeypatch):

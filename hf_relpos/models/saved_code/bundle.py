@@ -135,13 +135,7 @@ INSTEAD = {
 # Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
 PACKAGE_ONLY = {
     "AttentionCall": ("device", "is_traced", "scores"),
-    "RelPosBertConfig": (
-        "from_bert",
-        "from_dict",
-        "from_json_file",
-        "get_config_dict",
-        "has_absolute_table",
-    ),
+    "RelPosBertConfig": ("from_bert", "from_dict", "from_json_file", "get_config_dict", "has_absolute_table"),
     "RelPosBertModel": ("_group_inputs",),
     "RelPosBertPreTrainedModel": ("_supports_sdpa", "from_pretrained"),
     "RelPosBertSelfAttention": ("_attend_unpadded",),

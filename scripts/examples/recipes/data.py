@@ -160,10 +160,7 @@ def has_labels(data: Dataset, column: str) -> bool:
 
 
 def tokenized(
-    sets: Mapping[str, Dataset],
-    tokenize: Callable[[Any], Any],
-    args: DataArguments,
-    training: TrainingArguments,
+    sets: Mapping[str, Dataset], tokenize: Callable[[Any], Any], args: DataArguments, training: TrainingArguments
 ) -> dict[str, Dataset]:
     """The sets with what `tokenize` makes of batches of them in place of their columns."""
     with training.main_process_first(desc="tokenizing"):

@@ -20,10 +20,7 @@ import transformers
 from originals import noise, randomise, write
 from transformers import GPTNeoXConfig, RoFormerConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
-from transformers.models.roformer.modeling_roformer import (
-    RoFormerSelfAttention,
-    RoFormerSinusoidalPositionalEmbedding,
-)
+from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
 
 
 LENGTH, WIDTH, HEADS = 20, 32, 4

@@ -211,11 +211,7 @@ class Diagonals:
             yield blocks, by_offset[..., blocks.distinct.left : blocks.distinct.right + 1]
 
     def weighed(
-        self,
-        pairs: torch.Tensor,
-        first: int,
-        total: torch.Tensor | None = None,
-        vectors: torch.Tensor | None = None,
+        self, pairs: torch.Tensor, first: int, total: torch.Tensor | None = None, vectors: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute Σ_j pairs_ij · table_{first + i + j}, (r, m, h, d). With `total`, also do as `table_gradient`."""
         heads, rows = self.grid
