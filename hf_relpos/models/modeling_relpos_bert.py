@@ -796,7 +796,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """What the layers share; of the hidden states, (B, L, D), only shape, dtype and device are read."""
         context = metadata.context(token_type_ids, relation_ids)
         real = metadata.is_token
-        if real is None and self.position_inputs.numbers and isinstance(attention_mask, torch.Tensor):
+        is_of_tokens = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2  # others may hide tokens
+        if real is None and self.position_inputs.numbers and is_of_tokens:
             real = token_mask(attention_mask, hidden_states.shape[0], metadata.key_length, hidden_states.device)
         context = replace(context, device=hidden_states.device, longest=longest, real=real)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph

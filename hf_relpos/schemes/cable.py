@@ -17,8 +17,9 @@ class Cable(Scheme, name="cable"):
     z_j − z_i; here keys to the right are as far as those to the left. The public code leaves out s, which is 1/√d.
     In a decoder, the forget gates σ(w_h·x + b_h) of FoX (Lin et al., arXiv 2503.02130) are this with −w and −b.
 
-    z follows the order of tokens in the row, whatever their position_ids, and padding adds nothing to it. In float32 a
-    distance has an error of some 1e-7 of z.
+    z follows the order of tokens in the row, whatever their position_ids. Padding adds nothing to it, if the mask is
+    (batch, length); a prepared mask does not tell which tokens are padding. In float32 a distance has an error of some
+    1e-7 of z.
     The bias takes memory quadratic in the length. Sums of waves of z would not, but are far from |z_i − z_j| near 0.
 
     Parameters: h_attn, a linear layer from D to H; per layer.
