@@ -183,6 +183,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     rows = content["rows"]
     lengths = list(next(iter(rows.values())))
     ways = dict.fromkeys(way for lengths_of in rows.values() for row in lengths_of.values() for way in row)
+    ways = {way: None for way in ways if not way.startswith("–")}  # how often filler was found is in the JSON file
 
     def mean(way: str, length: str) -> str:
         pairs = [row[length][way] for row in rows.values() if way in row.get(length, ())]
@@ -200,7 +201,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
     ]
     for kind, row in rows.items():
         lines = [[way, *(share(*row.get(length, {}).get(way, (0, 0))) for length in lengths)] for way in ways]
-        lines = [line for line in lines if not line[0].startswith("–")]  # in the first table
         made.append((f"Filler: {kind}: share of keys found, 95 % interval, by tokens", lines))
     return [(title, ["", *lengths], lines) for title, lines in made]
 
@@ -209,7 +209,7 @@ def card(content: dict[str, Any]) -> str:
     """passkeys.md."""
     return (
         f"# Pass keys in long texts\n\n{describe(content['environment'])}\n"
-        f"At most {content['keys']} keys for each length and filler, {content['source']} and its conversion, read "
+        f"{content['keys']} keys for each length and filler, {content['source']} and its conversion, read "
         f"with `attention_window={content['window']}`. Chance is {1 / len(NAMES):.2f}.\n"
         f"{markdown_sections(tables(content))}"
     )
