@@ -56,5 +56,10 @@ def draw() -> Figure:
     return figure
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the picture."""
     draw().savefig(DOCS / "pictures" / "first.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()
