@@ -99,8 +99,8 @@ class Windows:
     def of(self, body: Sequence[int], size: int, stride: int) -> torch.Tensor:
         """The vectors of windows of `size` tokens, special tokens included, (windows, D).
 
-        The last one ends with the text and is as long as the others: in a short one a key is diluted least, and it is
-        then the closest to all questions, as one of 30 tokens once was to 42 of 50.
+        The last one ends with the text and is as long as the others: a short one with a key, which little dilutes,
+        would be the closest to most questions, also to those about other keys.
         """
         inner = size - 2
         last = max(0, len(body) - inner)
@@ -182,8 +182,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
     """A table of the means of both fillers, and one of each, with intervals."""
     rows = content["rows"]
     lengths = list(next(iter(rows.values())))
-    ways = dict.fromkeys(way for lengths_of in rows.values() for row in lengths_of.values() for way in row)
-    ways = {way: None for way in ways if not way.startswith("–")}  # how often filler was found is in the JSON file
+    known = dict.fromkeys(way for lengths_of in rows.values() for row in lengths_of.values() for way in row)
+    ways = [way for way in known if not way.startswith("–")]  # how often filler was found is in the JSON file
 
     def mean(way: str, length: str) -> str:
         pairs = [row[length][way] for row in rows.values() if way in row.get(length, ())]
