@@ -5,7 +5,7 @@
 # make fuzz    property tests with FUZZ_EXAMPLES random examples of each, and the table of docs/reliability.md
 # make lint    style and types only
 # make schemes    what the schemes say of themselves: docs/schemes.md and its pictures
-# make families   which checkpoints are read: docs/families.md and a table of README.md
+# make families   which checkpoints are read: docs/families.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
 # make test-newest   the tests that meet other libraries, on the newest releases of all of them but PyTorch, unpinned
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors

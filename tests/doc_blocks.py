@@ -1,9 +1,9 @@
 """Code blocks of README.md and docs/, and a process that runs those of a page.
 
 A page is run from its first block to its last, in one folder and one Python namespace, as a reader would paste them.
-Where a block cannot run in the tests, the title of its fence says why, and a reader sees it, too:
+Where a block cannot run in the tests, a comment on the line before says why; a reader of the page does not see it:
 
-    ```python title="not run in the tests: needs a GPU"
+    <!-- not run in the tests: needs a GPU -->
 
 As a program this file is that process: it imports what is slow once, and gives each page a process of its own.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OPENING = re.compile(r'(\w+)(?: title="(.+)")?')
-NOT_RUN = "not run in the tests: "
+FENCE = re.compile(
+    r"^(?:<!-- not run in the tests: ([^\n]+) -->\n)?```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 class Block(NamedTuple):
@@ -33,14 +33,11 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """The code blocks of a page; a fence without a language, or with another title, is an error."""
+    """The code blocks of a page; a fence with anything but its language, or without, is an error."""
     found = []
-    for opening, text in FENCE.findall(page.read_text("utf-8")):
-        match = OPENING.fullmatch(opening)
-        assert match, f"{page}: ```{opening}"
-        language, title = match[1], match[2] or ""
-        assert title.startswith(NOT_RUN) or not title, f"{page}: {title}"
-        found.append(Block(language, title.removeprefix(NOT_RUN), text))
+    for reason, language, text in FENCE.findall(page.read_text("utf-8")):
+        assert language.isalpha(), f"{page}: ```{language}"
+        found.append(Block(language, reason, text))
     return found
 
 

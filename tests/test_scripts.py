@@ -81,7 +81,7 @@ def test_the_table_of_schemes(tmp_path, monkeypatch):
 
 def test_the_table_of_families(tmp_path, monkeypatch):
     report = import_script("family_report")
-    assert not report.stale(), "run: make families"
+    assert not report.is_stale(), "run: make families"
     for kind in report.NATIVE:  # what it sends to Transformers itself
         if kind in CONFIG_MAPPING:  # the oldest release that is supported has no GTE
             model = MODEL_MAPPING[CONFIG_MAPPING[kind]]
@@ -89,11 +89,11 @@ def test_the_table_of_families(tmp_path, monkeypatch):
     monkeypatch.setitem(report.PROBES, "roformer", [{"hidden_act": "relu"}])
     with pytest.raises(SystemExit, match=r"PROBES\['roformer'\].*not refused any more"):
         report.refusals("roformer")
-    page = tmp_path / "README"
-    page.write_text(report.README.read_text("utf-8").replace("RoFormer", "RoFarmer"), "utf-8")
+    page = tmp_path / "families"
+    page.write_text(report.PAGE.read_text("utf-8").replace("RoFormer", "RoFarmer"), "utf-8")
     monkeypatch.undo()
-    monkeypatch.setattr(report, "README", page)
-    assert report.stale() == ["README.md"]
+    monkeypatch.setattr(report, "PAGE", page)
+    assert report.is_stale()
 
 
 # Benchmarks --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Write which checkpoints are read: docs/families.md and a section of README.md, from the registry of families.
+"""Write which checkpoints are read: docs/families.md, from the registry of families.
 
     python scripts/maintenance/family_report.py            # or: make families
-    python scripts/maintenance/family_report.py --check    # exit code 1 if a file is stale
+    python scripts/maintenance/family_report.py --check    # exit code 1 if it is stale
 
 What is refused is what a family says of a configuration in `PROBES`; a probe that it does not refuse any more is an
 error. Heads that are missing are those of the classes in Transformers.
@@ -23,8 +23,6 @@ from hf_relpos.families.table import example, positions, row
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "families.md"
-README = ROOT / "README.md"
-MARKS = "<!-- families -->", "<!-- /families -->"
 # Configurations that a family refuses, each with the changes that make it refuse.
 PROBES: dict[str, list[dict[str, Any]]] = {
     "nezha": [{"add_cross_attention": True}],
@@ -133,44 +131,18 @@ def page() -> str:
     return text + NATIVE_HEAD + ", ".join(f"{title} (`{kind}`)" for kind, title in NATIVE.items()) + ".\n"
 
 
-def section() -> str:
-    """The section of README.md: what is read as it is, by positions."""
-    by_positions: dict[str, list[str]] = {}
-    for name, family in FAMILIES.items():
-        by_positions.setdefault(positions(name, family).partition(",")[0], []).append(FAMILIES[name].title)
-    rows = [[kind, "; ".join(titles)] for kind, titles in by_positions.items()]
-    return table(["positions", "checkpoints"], rows)
-
-
-def with_section(readme: str) -> str:
-    """README.md with the section in place of its own.
-
-    Raises:
-        SystemExit: where it has none.
-    """
-    before, opening, rest = readme.partition(MARKS[0])
-    _, closing, after = rest.partition(MARKS[1])
-    if not opening or not closing:
-        raise SystemExit(f"README.md has no section between {MARKS[0]} and {MARKS[1]}")
-    return f"{before}{MARKS[0]}\n{section()}{MARKS[1]}{after}"
-
-
-def stale() -> list[str]:
-    """The files that do not say what the families say."""
-    readme = README.read_text(encoding="utf-8")
-    found = [] if with_section(readme) == readme else ["README.md"]
-    current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
-    return found if current else [*found, "docs/families.md"]
+def is_stale() -> bool:
+    """Whether the page does not say what the families say."""
+    return not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it is stale")
     if parser.parse_args().check:
-        if files := stale():
-            sys.exit(f"stale: {', '.join(files)}; run: make families")
+        if is_stale():
+            sys.exit("stale: docs/families.md; run: make families")
         return
-    README.write_text(with_section(README.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
 
 
