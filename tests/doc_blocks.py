@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-FENCE = re.compile(
-    r"^(?:<!-- not run in the tests: ([^\n]+) -->\n)?```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL
-)
+FENCE = re.compile(r"^(?:<!-- not run in the tests: ([^\n]+) -->\n)?```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):

@@ -18,7 +18,7 @@ from scheme_report import table
 
 from hf_relpos.families.family import Family
 from hf_relpos.families.registry import FAMILIES
-from hf_relpos.families.table import example, positions, row
+from hf_relpos.families.table import example, row
 
 
 ROOT = Path(__file__).resolve().parents[2]
