@@ -1,4 +1,7 @@
-"""CABLE (Veisi et al. 2025): a bias of −|z_i − z_j|, z being the sum of softplus(w_h·x_l + b_h) over l ≤ i."""
+"""CABLE (Veisi et al. 2025): a bias of −|z_i − z_j|, z being the sum of softplus(w_h·x_l + b_h) over l ≤ i.
+
+With gate="key" the key-gated bias of GRAPE (Zhang et al. 2025), −softplus(ω_h)·m_h·|r|·softplus(u_h·k_j/√d).
+"""
 
 import math
 
@@ -66,6 +69,27 @@ def parity(backend: str) -> float:
 @pytest.mark.parametrize("backend", CASES)
 def test_equals_the_original_code(backend):
     assert parity(backend) <= 1e-5
+
+
+@pytest.mark.parametrize("backend", CASES)
+@torch.no_grad()
+def test_equals_the_code_of_grape(backend):
+    """u·k is a linear map of the layer's inputs; here these are the keys of the fixture. It is causal."""
+    _, tensors = golden("grape")
+    _, length, heads, size = tensors["keys"].shape
+    options = {"position_options": {"gate": "key"}, "hidden_size": heads * size, "num_attention_heads": heads}
+    layer = tiny_attention("cable", dtype=torch.float32, is_decoder=True, **options)
+    scheme, hidden = layer.distance_embedding, tensors["keys"].flatten(2)
+    unit = torch.nn.functional.normalize(tensors["u"], dim=-1) / math.sqrt(size)
+    scheme.h_attn.weight.copy_(torch.block_diag(*unit[:, None]))
+    scheme.h_attn.bias.zero_()
+    scheme.omega.copy_(tensors["omega"])
+    layer.config._attn_implementation = backend
+    q, k, v = (of(hidden).unflatten(-1, (heads, size)).transpose(1, 2) for of in (layer.query, layer.key, layer.value))
+    hidden_keys = ~torch.ones(length, length).tril().bool()
+    scores = (q @ k.mT / math.sqrt(size) + tensors["bias"]).masked_fill(hidden_keys, -math.inf)
+    expected = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    assert (layer(hidden)[0] - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("kept", ["000111111", "111111000", "110011011"])

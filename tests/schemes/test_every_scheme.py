@@ -37,6 +37,7 @@ NOT_SCHEMES = {  # names of other things
 # Options on which order depends; fire knows no order as long as every position is below its threshold.
 ORDER_OPTIONS = {
     "alibi": [{"variant": variant} for variant in ("symmetric", "offset")],
+    "cable": [{"gate": gate} for gate in ("path", "key")],
     "fire": [{"threshold": 2}],
     "disan": [{"direction": direction} for direction in ("split", "forward", "backward", "diag")],
 }
