@@ -152,6 +152,9 @@ def test_word_embeddings_are_trained_with_predictions_alone(small, tmp_path, hea
     added = (result - source).detach()
     moved = ((added - added.median(0).values).abs().amax(1) > 1e-5).sum()
     assert moved > 10 if head else moved == 1
+    before, after = (model.encoder.layer[1].output.dense for model in models)
+    assert torch.equal(after.weight, before.weight) and not torch.equal(after.bias, before.bias)
+    assert all(parameter.requires_grad for model in models for parameter in model.parameters())
 
 
 @pytest.mark.slow
