@@ -62,14 +62,12 @@ def print_upload(upload: Upload, console: Console) -> None:
 
 
 def _what(report: ConversionReport) -> str:
-    """Source, result, method and scheme."""
-    options = ", ".join(f"{key} = {value}" for key, value in report.position_options.items())
-    return (
-        f"{report.architecture} → {report.converted_to}, "
-        + (f"quality {report.quality}, " if report.quality else "")
-        + f"method {report.method}, scheme {report.scheme}"
-        + (f" ({options})" if options else "")
-    )
+    """Source, result, scheme with the options that were given, and method; conversion.json has all options."""
+    given = report.arguments.get("position_options") or {}
+    options = f" ({', '.join(f'{key} = {value}' for key, value in given.items())})" if given else ""
+    quality = f", quality {report.quality}" if report.quality else ""
+    result = f"{report.architecture} → {report.converted_to}, scheme {report.scheme}{options}"
+    return f"{result}, method {report.method}{quality}"
 
 
 def _lines(report: ConversionReport) -> list[str]:
