@@ -7,9 +7,10 @@ import torch
 from errors import raises
 from torch import nn
 from torch.func import functional_call
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, pipeline
 
 import hf_relpos
+from hf_relpos.demo import CHECKPOINT
 from hf_relpos.live.low_precision import KEPT, Bfloat16Linear, Int8Linear
 
 
@@ -162,3 +163,13 @@ def test_refused(monkeypatch):
     with raises(TypeError, "NoneType"):
         hf_relpos.optimize(model, precision="int8")
     assert {type(module) for module in model.modules()} == {type(module) for module in classifier().modules()}
+
+
+def test_one_text_is_one_row():
+    """And no text is refused."""
+    model = BertForMaskedLM.from_pretrained(CHECKPOINT)
+    filler = pipeline("fill-mask", model=model, tokenizer=AutoTokenizer.from_pretrained(CHECKPOINT))
+    with hf_relpos.optimize(filler, precision="int8", sample="the ship lay at anchor") as handle:
+        assert "on 1 rows of the given texts" in str(handle)
+    with raises(ValueError, "sample", "at least one text"):
+        hf_relpos.optimize(filler, precision="int8", sample=[])

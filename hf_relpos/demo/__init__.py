@@ -121,7 +121,7 @@ def run_demo(
     print_table(console, "In percent", ("", "source", "converted"), lines)
     console.print(
         f"The passage is one of {len(passages)}; the source reads its first {limit} tokens. Load the result by "
-        f"AutoModelForMaskedLM.from_pretrained({str(out)!r})."
+        f"import hf_relpos; AutoModelForMaskedLM.from_pretrained({str(out)!r})."
     )
     console.print(f"{time.monotonic() - started:.0f} s, {time.process_time() - used:.0f} s of processor time.")
     return rows

@@ -227,7 +227,10 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
                 "tokenizer(texts, padding=True, return_tensors='pt')"
             )
         most = getattr(root, "max_seq_length", None) or min(tokenizer.model_max_length, 512)
-        batch = tokenizer(list(sample), padding=True, truncation=True, max_length=most, return_tensors="pt")
+        texts = [sample] if isinstance(sample, str) else list(sample)
+        if not texts:
+            raise ValueError("sample = []: give at least one text, or leave it out")
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=most, return_tensors="pt")
         return dict(batch), "the given texts"
     generator = torch.Generator().manual_seed(0)
     words = model.get_input_embeddings().weight.shape[0]
