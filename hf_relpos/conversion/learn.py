@@ -29,11 +29,11 @@ from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token, w
 
 
 # Learning rates, by the sentence cosine of all-MiniLM-L6-v2 with `harmonic` on held-out passages, 400 steps of 512
-# tokens. With trained feed-forward layers, at 16 and 512 tokens: .993 and .982 with (1e-4, 3e-3), .988 and .974 with
-# (3e-4, 3e-3), .985 and .976 with (3e-4, 1e-2). Without their training .994 and .973 with 1e-4, .994 and .977 with
-# 2e-4, and .994 and .977 with it at 1e-4. Many small steps are better than few large ones. Adam's rate is in inverse
-# proportion to the width (Yang et al. 2022, arXiv 2203.03466): with the demo's BERT of width 128 and 100 steps the
-# sentence cosine at 128 tokens is .974 with 1e-4, .996 with 5e-4; an MPNet of width 768 was close with 1e-4.
+# tokens, at 16 and 512 tokens. When all was trained: .993 and .982 with (1e-4, 3e-3), .988 and .974 with (3e-4, 3e-3),
+# .985 and .976 with (3e-4, 1e-2). On today's passages .994 and .977 with (1e-4, 3e-3); without feed-forward matrices
+# .994 and .973 with it, .994 and .977 with (2e-4, 3e-3). Many small steps are better than few large ones. Adam's rate
+# is in inverse proportion to the width (Yang et al. 2022, arXiv 2203.03466): with the demo's BERT of width 128 and 100
+# steps the sentence cosine at 128 tokens is .974 with 1e-4, .996 with 5e-4; an MPNet of width 768 was close with 1e-4.
 LEARNING_RATE, WIDTH, TABLE_LEARNING_RATE = 2e-4, 384, 3e-3
 
 # Windows over which the increase of [CLS]'s logit is averaged.

@@ -24,16 +24,16 @@ class Cable(Scheme, name="cable"):
     gate="key": −softplus(ω_h)·m_h·|r|·n_j with ALiBi's slopes m_h, the key-gated additive form of GRAPE (Zhang et al.,
     arXiv 2512.07805). It has u·k_j/√d for w·x_j + b, which is the same where no normalisation follows W_k.
 
-    z follows the order of tokens in the row, whatever their position_ids. Padding adds nothing to it, if the mask is
-    (batch, length); a prepared mask does not tell which tokens are padding. In float32 a distance has an error of some
-    1e-7 of z.
+    z follows the order of tokens in the row, whatever their position_ids, unlike r. Padding adds nothing to it, if the
+    mask is (batch, length); a prepared mask does not tell which tokens are padding. In float32 a distance has an error
+    of some 1e-7 of z.
     The bias takes memory quadratic in the length. Sums of waves of z would not, but are far from |z_i − z_j| near 0.
 
     Parameters: h_attn, a linear layer from D to H, and omega (H,) with gate="key"; per layer.
     """
 
     summary = "Scores fall with a distance that each token's content adds to"
-    source = "Veisi et al. 2025, arXiv 2503.08067; github.com/axiomlab/Cable src/Cable.py"
+    source = "Veisi et al. 2025, arXiv 2503.08067; gate='key': Zhang et al. 2025, arXiv 2512.07805"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"
     zero_is_neutral = False

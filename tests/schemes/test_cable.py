@@ -49,33 +49,32 @@ def test_equals_forget_gates_in_a_decoder():
     assert abs(array(layer(hidden)[0]) - expected).max() <= 1e-10
 
 
-CASES = ["eager", "sdpa"]
+CASES = [(original, backend) for original in ("cable", "grape") for backend in ("eager", "sdpa")]
 
 
 @torch.no_grad()
-def parity(backend: str) -> float:
-    """Largest difference from the original's output, whose products are not scaled."""
-    _, tensors = golden("cable")
+def parity(case: tuple[str, str]) -> float:
+    """Largest difference from the output of an original: CABLE's, or attention with the bias of GRAPE."""
+    original, backend = case
+    _, tensors = golden(original)
+    layer, hidden, expected = (as_cable if original == "cable" else as_grape)(tensors)
+    layer.config._attn_implementation = backend
+    return (layer(hidden)[0] - expected).abs().max().item()
+
+
+def as_cable(tensors):
+    """A layer with the parameters of the original, whose products are not scaled; its input, and the output."""
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "is_decoder": True}
     layer = tiny_attention("cable", dtype=torch.float32, **sizes)
     for part, kind in (("weight", tensors["c_attn.weight"]), ("bias", tensors["c_attn.bias"])):
         for linear, own in zip((layer.query, layer.key, layer.value), kind.chunk(3), strict=True):
             getattr(linear, part).copy_(own * (math.sqrt(8) if linear is layer.query else 1))
         getattr(layer.distance_embedding.h_attn, part).copy_(tensors[f"h_attn.{part}"])
-    layer.config._attn_implementation = backend
-    return (layer(tensors["hidden"])[0] - tensors["out"]).abs().max().item()
+    return layer, tensors["hidden"], tensors["out"]
 
 
-@pytest.mark.parametrize("backend", CASES)
-def test_equals_the_original_code(backend):
-    assert parity(backend) <= 1e-5
-
-
-@pytest.mark.parametrize("backend", CASES)
-@torch.no_grad()
-def test_equals_the_code_of_grape(backend):
-    """u·k is a linear map of the layer's inputs; here these are the keys of the fixture. It is causal."""
-    _, tensors = golden("grape")
+def as_grape(tensors):
+    """The same; u·k is a linear map of the layer's inputs, here the keys of the fixture. It is causal."""
     _, length, heads, size = tensors["keys"].shape
     options = {"position_options": {"gate": "key"}, "hidden_size": heads * size, "num_attention_heads": heads}
     layer = tiny_attention("cable", dtype=torch.float32, is_decoder=True, **options)
@@ -84,19 +83,36 @@ def test_equals_the_code_of_grape(backend):
     scheme.h_attn.weight.copy_(torch.block_diag(*unit[:, None]))
     scheme.h_attn.bias.zero_()
     scheme.omega.copy_(tensors["omega"])
-    layer.config._attn_implementation = backend
     q, k, v = (of(hidden).unflatten(-1, (heads, size)).transpose(1, 2) for of in (layer.query, layer.key, layer.value))
-    hidden_keys = ~torch.ones(length, length).tril().bool()
-    scores = (q @ k.mT / math.sqrt(size) + tensors["bias"]).masked_fill(hidden_keys, -math.inf)
-    expected = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    assert (layer(hidden)[0] - expected).abs().max() <= 1e-5
+    to_the_right = ~torch.ones(length, length).tril().bool()
+    scores = (q @ k.mT / math.sqrt(size) + tensors["bias"]).masked_fill(to_the_right, -math.inf)
+    return layer, hidden, (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize("kept", ["000111111", "111111000", "110011011"])
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_equals_the_original_code(case):
+    assert parity(case) <= 1e-5
+
+
+@torch.no_grad()
+def test_the_gates_of_cached_keys_are_kept():
+    options = {"position_options": {"gate": "key"}, "is_decoder": True}
+    model, ids = tiny_model(RelPosBertForMaskedLM, "cable", "eager", **options), torch.randint(1, 50, (2, 9))
+    whole = model.bert(ids).last_hidden_state
+    first = model.bert(ids[:, :5], use_cache=True)
+    rest = model.bert(ids[:, 5:], past_key_values=first.past_key_values).last_hidden_state
+    assert (torch.cat([first.last_hidden_state, rest], 1) - whole).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(  # r of gate="key" is one of positions, which padding between tokens takes
+    ("gate", "kept"),
+    [*((gate, kept) for gate in ("path", "key") for kept in ("000111111", "111111000")), ("path", "110011011")],
+)
 @pytest.mark.parametrize("backend", ["eager", "relpos", "sdpa"])
 @torch.no_grad()
-def test_padding_anywhere_changes_nothing(backend, kept):
-    model, ids = tiny_model(RelPosBertForMaskedLM, "cable", backend), torch.randint(1, 50, (1, 9))
+def test_padding_anywhere_changes_nothing(backend, kept, gate):
+    options = {"position_options": {"gate": gate}}
+    model, ids = tiny_model(RelPosBertForMaskedLM, "cable", backend, **options), torch.randint(1, 50, (1, 9))
     mask = torch.tensor([[int(each) for each in kept]])
     alone = model(ids[mask.bool()][None]).logits[0]
     assert (model(ids, attention_mask=mask).logits[mask.bool()] - alone).abs().max() <= 1e-5
