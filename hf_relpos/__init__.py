@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from .attention.formula import Table as Table, Terms as Terms, attend as attend
     from .conversion import convert as convert, export_checkpoint as export_checkpoint
     from .families.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
-    from .live import (
-        accelerate_attention as accelerate_attention,
-        optimize as optimize,
-        restore_attention as restore_attention,
-    )
+    from .live import optimize as optimize, restore_attention as restore_attention
     from .machine import self_check as self_check
     from .models.capabilities import explain_backend as explain_backend
     from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
@@ -44,27 +40,21 @@ if TYPE_CHECKING:
     from .schemes.scheme import Option as Option, Scheme as Scheme
 
 
+_HEADS = (
+    "ForMaskedLM ForMultipleChoice ForNextSentencePrediction ForPreTraining ForQuestionAnswering "
+    "ForSequenceClassification ForTokenClassification LMHeadModel"
+).split()
 # Module of each name.
 _MODULES = {
     "AttentionContext": ".attention.context",
     "Option": ".schemes.scheme",
     "RelPosBertConfig": ".models.configuration_relpos_bert",
-    "RelPosBertForMaskedLM": ".models.modeling_relpos_bert",
-    "RelPosBertForMultipleChoice": ".models.modeling_relpos_bert",
-    "RelPosBertForNextSentencePrediction": ".models.modeling_relpos_bert",
-    "RelPosBertForPreTraining": ".models.modeling_relpos_bert",
-    "RelPosBertForQuestionAnswering": ".models.modeling_relpos_bert",
-    "RelPosBertForSequenceClassification": ".models.modeling_relpos_bert",
-    "RelPosBertForTokenClassification": ".models.modeling_relpos_bert",
-    "RelPosBertLMHeadModel": ".models.modeling_relpos_bert",
-    "RelPosBertModel": ".models.modeling_relpos_bert",
-    "RelPosBertPreTrainedModel": ".models.modeling_relpos_bert",
+    **{f"RelPosBert{name}": ".models.modeling_relpos_bert" for name in ("Model", "PreTrainedModel", *_HEADS)},
     "SCHEMES": ".schemes.registry",
     "Scheme": ".schemes.scheme",
     "SegmentMemory": ".models.recurrence",
     "Table": ".attention.formula",
     "Terms": ".attention.formula",
-    "accelerate_attention": ".live",
     "attend": ".attention.formula",
     "convert": ".conversion",
     "explain_backend": ".models.capabilities",

@@ -1,8 +1,9 @@
 """Terminal output: progress bars, tables, and errors and warnings without tracebacks."""
 
+import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Timer
 from typing import Any
@@ -127,8 +128,11 @@ def print_message(kind: str, text: str) -> None:
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def plain_errors(options: Mapping[str, str] | None = None) -> Iterator[None]:
     """Print an error that the user can correct, a bad value or a missing extra, without traceback.
+
+    Args:
+        options: option of the command line for each argument of a function that an error may begin with.
 
     Raises:
         typer.Exit: with code 2, for a `ValueError` or a `ModuleNotFoundError`.
@@ -136,7 +140,11 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, ModuleNotFoundError) as error:
-        print_message("Error", " ".join(str(error).split()))
+        text = " ".join(str(error).split())
+        for argument, option in (options or {}).items():
+            text = re.sub(rf"^{argument} = ", f"{option} ", text)
+            text = re.sub(rf"^{argument}\['(\w+)'\] = ", rf"{option} \1=", text)
+        print_message("Error", text)
         raise typer.Exit(2) from None
 
 

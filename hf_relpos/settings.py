@@ -34,13 +34,13 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
     return {field.name: field.metadata[OPTION] for field in dataclasses.fields(kind) if OPTION in field.metadata}
 
 
-def check_settings(settings: Any, error: type[ValueError] = ValueError) -> None:
+def check_settings(settings: Any) -> None:
     """Check the values of a dataclass of settings.
 
     Raises:
-        ValueError: or `error`, for the first value that is not accepted; names the field, its value and its help.
+        ValueError: for the first value that is not accepted; names the field, its value and its help.
     """
     for name, option in options_of(type(settings)).items():
         value = getattr(settings, name)
         if not option.accepts(value):
-            raise error(f"{name} = {value!r} is not accepted; {name}: {option.help}")
+            raise ValueError(f"{name} = {value!r} is not accepted; {name}: {option.help}")

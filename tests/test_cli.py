@@ -113,19 +113,19 @@ def test_overwrite(source, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--scheme", "bias"], "position_embedding_type = 'bias'"),
-        (["--option", "clip=-1"], "position_options['clip'] = -1"),
+        (["--scheme", "bias"], "--scheme 'bias'"),
+        (["--option", "clip=-1"], "--option clip=-1"),
         (["--option", "clip"], "--option 'clip'"),
-        (["--method", "guess"], "method = 'guess'"),
+        (["--method", "guess"], "--method 'guess'"),
         (["--method-option", "steps"], "--method-option 'steps'"),
-        (["--method-option", "steps=3"], "method_options['steps'] = 3"),
+        (["--method-option", "steps=3"], "--method-option steps=3"),
         (["--method", "distil"], "texts = None: method = 'distil'"),
-        (["--method", "keep", "--text", "some.txt"], "method = 'keep'"),
-        (["--faithful"], "quality = 'faithful'"),
-        (["--fast", "--method", "drop"], "quality = 'fast': method = 'drop'"),
+        (["--method", "keep", "--text", "some.txt"], "--text 'some.txt': there is no such file"),
+        (["--method", "keep", "--text", __file__], "ends in '.py'"),
+        (["--faithful"], "give --text FILE"),
         (["--fast", "--faithful"], "--fast and --faithful"),
-        (["--architecture", "GPT2"], "architecture = 'GPT2'"),
-        (["--revision", "main"], "revision = 'main'"),
+        (["--architecture", "GPT2"], "--architecture 'GPT2'"),
+        (["--revision", "main"], "--revision 'main'"),
     ],
 )
 def test_errors_are_text_and_exit_code_2(source, tmp_path, arguments, words):
@@ -223,17 +223,27 @@ def test_schemes(monkeypatch):
     assert wrong.exit_code == 2 and "'relativ_key' is unknown; 'relative_key' is most like it" in wrong.stderr
 
 
-def test_help_needs_neither_torch_nor_transformers():
+@pytest.mark.parametrize(
+    "arguments, status, words",
+    [
+        ("--help", 0, "schemes"),
+        ("convert no/such/folder OUT", 2, "source = 'no/such/folder': there is no such folder"),
+        ("compare a/b c/d --text no.txt", 2, "--text 'no.txt': there is no such file"),
+        ("export . .", 2, "out = '.' exists"),
+        ("schemes --json no/such/file.json", 2, "no/such"),
+    ],
+)
+def test_help_and_mistyped_paths_need_neither_torch_nor_transformers(arguments, status, words):
     code = (
         "import sys\n"
         "from hf_relpos.cli import app\n"
         "try:\n"
-        "    app(['--help'])\n"
+        f"    app({arguments.split()})\n"
         "finally:\n"
         "    assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    printed = run_code(code).stdout
-    assert "convert" in printed and "schemes" in printed
+    done = run_code(code, status=status)
+    assert words in done.stdout + done.stderr
 
 
 def test_version_and_completion(monkeypatch):
@@ -257,6 +267,8 @@ def test_inspect(source, tmp_path):
     ours.save_pretrained(tmp_path / "ours")
     found = json.loads(run("inspect", tmp_path / "ours", "--json", "-").stdout)
     assert found["family"] == "relpos_bert" and found["positions"].startswith("relative_key")
+    (tmp_path / "ours" / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
+    assert json.loads(run("inspect", tmp_path / "ours", "--json", "-").stdout)["max_seq_length"] == 128
     assert len(found["tables"]) == 2 and not found["command"] and "import hf_relpos" in found["elsewhere"]
 
     old = tmp_path / "old"  # as Transformers 4.57 wrote it

@@ -56,5 +56,7 @@ def test_a_scheme_needs_a_name_and_what_is_made_of_one_does_not():
     with pytest.raises(TypeError, match=r"Nameless has no name; give it one: class Nameless\(Scheme, name="):
         type("Nameless", (Scheme,), {})
     known = dict(SCHEMES)
+    with pytest.raises(TypeError, match=r"Undeclared has no source; the docstring of Scheme"):
+        type("Undeclared", (Scheme,), {}, name="undeclared")
     made = type("FSDPALiBi", (SCHEMES["alibi"],), {})
     assert made.name == "alibi" and known == SCHEMES

@@ -340,7 +340,8 @@ def test_a_quality_chooses_scheme_method_and_options(small, tmp_path, monkeypatc
     assert set(report.details) >= {"text", "distillation", "fidelity"}
     assert f"Quality `{quality}`" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     again = repeating_command(report)
-    assert f"--scheme {chosen.scheme} --method distil" in again and "--method-option steps=2" in again
+    assert ("--" + quality in again) == (quality != "default") and "--scheme" not in again
+    assert "--method-option steps=2" in again  # and of all options only what is not the preset's
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
-"""`accelerate_attention`: a live stock model with our attention, beside an untouched copy of itself."""
+"""`optimize` of attention alone: a live stock model with our attention, beside an untouched copy of itself."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -23,11 +24,12 @@ from transformers import (
     XLNetModel,
 )
 
-from hf_relpos import accelerate_attention, optimize
+from hf_relpos import optimize
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.live.t5 import ALWAYS_THREE
 
 
+attention_alone = partial(optimize, precision=None, unpad=False)
 SIZES = dict(
     vocab_size=50,
     hidden_size=32,
@@ -130,8 +132,8 @@ def forward_and_gradients(model, inputs) -> tuple[torch.Tensor, dict[str, torch.
 def assert_accelerated_as_stock(model, inputs, bound: float) -> None:
     """The output and all gradients of a model are the same once its attention is accelerated."""
     before, gradients_before = forward_and_gradients(model, inputs)
-    handle = accelerate_attention(model)
-    assert [each.layers for each in handle.accelerated] == [model.config.num_hidden_layers] and not handle.left
+    handle = attention_alone(model)
+    assert [each.layers for each in handle.encoders] == [model.config.num_hidden_layers] and not handle.left
     after, gradients_after = forward_and_gradients(model, inputs)
     assert_equal_numbers(after, before, bound)
     assert gradients_before.keys() == gradients_after.keys()
@@ -165,7 +167,7 @@ def test_outputs_and_gradients_are_those_of_stock(name, padding, backend):
     assert_accelerated_as_stock(model, inputs, tolerance(name))
 
 
-@pytest.mark.parametrize("accelerate", [accelerate_attention, optimize])
+@pytest.mark.parametrize("accelerate", [attention_alone, optimize])
 @pytest.mark.parametrize("name", ["v3", "v1"])
 def test_forward_mode_and_transforms_of_position_parameters(name, accelerate, backend):
     """Without gradients, the projections of an earlier call are at hand, and have no derivative."""
@@ -250,7 +252,7 @@ def test_many_chunks_of_queries_are_as_stock(name, monkeypatch):
 def test_float32_is_that_of_stock(name, backend):
     model, inputs = build(name, torch.float32), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
     before = model(**inputs)[0]
-    accelerate_attention(model)
+    attention_alone(model)
     assert_equal_numbers(model(**inputs)[0], before, 1e-5)
 
 
@@ -260,7 +262,7 @@ def test_attention_weights_and_hidden_states_are_those_of_stock(name, padding, b
     model, inputs = build(name), batch(padding, token_types=name not in WITHOUT_TOKEN_TYPES)
     options = dict(output_attentions=True, output_hidden_states=True)
     before = model(**inputs, **options)
-    accelerate_attention(model)
+    attention_alone(model)
     after = model(**inputs, **options)
     assert len(after.hidden_states) == 3
     assert len(after.attentions) == (0 if name in ("T5", "mT5") and ALWAYS_THREE else 2)  # with sdpa T5 has none
@@ -275,7 +277,7 @@ def test_undo_gives_the_very_same_numbers_again(name):
     model, inputs = build(name), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
     before = model(**inputs)[0]
     classes = [type(module) for module in model.modules()]
-    with accelerate_attention(model) as handle:
+    with attention_alone(model) as handle:
         assert [type(module) for module in model.modules()] != classes and "undone" not in str(handle)
     assert torch.equal(model(**inputs)[0], before) and str(handle).startswith("undone")
     assert [type(module) for module in model.modules()] == classes
@@ -284,22 +286,22 @@ def test_undo_gives_the_very_same_numbers_again(name):
 
 def test_what_is_left_is_named_with_its_reason():
     talking = DebertaModel(DebertaConfig(**SIZES, **RELATIVE, talking_head=True))
-    handle = accelerate_attention(talking)
-    assert not handle.accelerated and "talking heads" in str(handle) and "left encoder" in str(handle)
+    handle = attention_alone(talking)
+    assert not handle.encoders and "talking heads" in str(handle) and "left encoder" in str(handle)
 
     model = build("v3")
     attention = type(model.encoder.layer[1].attention.self)
     model.encoder.layer[1].attention.self.__class__ = type("Mine", (attention,), {})
-    assert "Mine is a subclass" in accelerate_attention(model).left[0].reason
+    assert "Mine is a subclass" in attention_alone(model).left[0].reason
 
     model = build("v3")
     hooked = model.encoder.layer[0].attention.self
     hooked.forward = hooked.forward
-    assert "replaced the forward" in accelerate_attention(model).left[0].reason
+    assert "replaced the forward" in attention_alone(model).left[0].reason
 
-    assert "no attention of" in str(accelerate_attention(torch.nn.Linear(2, 2)))
+    assert "nothing is changed" in str(attention_alone(torch.nn.Linear(2, 2)))
     with pytest.raises(TypeError, match="takes a torch"):
-        accelerate_attention("microsoft/deberta-v3-base")
+        attention_alone("microsoft/deberta-v3-base")
 
 
 def test_xlnet_with_memory_and_without_token_types(backend):
@@ -312,7 +314,7 @@ def test_xlnet_with_memory_and_without_token_types(backend):
         return [first[0], again[0], *again.mems]
 
     before = outputs()
-    accelerate_attention(model)
+    attention_alone(model)
     for ours, theirs in zip(outputs(), before, strict=True):
         assert_equal_numbers(ours, theirs, 1e-10)
 
@@ -327,23 +329,23 @@ def test_xlnet_predictions_under_a_permutation_go_to_stock():
         model(**inputs, perm_mask=perm_mask)[0],
         model(**inputs, perm_mask=perm_mask, target_mapping=target_mapping)[0],
     )
-    accelerate_attention(model)
+    attention_alone(model)
     assert_equal_numbers(model(**inputs, perm_mask=perm_mask)[0], before[0], 1e-5)
     predicted = model(**inputs, perm_mask=perm_mask, target_mapping=target_mapping)[0]
     assert_equal_numbers(predicted, before[1], 1e-5)
 
 
 def test_decoders_are_left_beside_encoders():
-    handle = accelerate_attention(T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)))
-    assert [(each.name, each.layers) for each in handle.accelerated] == [("encoder", 2)]
+    handle = attention_alone(T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)))
+    assert [(each.name, each.layers) for each in handle.encoders] == [("encoder", 2)]
     assert [(each.name, each.kind) for each in handle.left] == [("decoder", "T5Stack")]
     for model, reason in (
         (RoFormerModel(RoFormerConfig(**SIZES, is_decoder=True)), "decoder"),
         (XLNetModel(XLNetConfig(**XLNET_SIZES, attn_type="uni")), "attn_type = 'uni'"),
         (XLNetModel(XLNetConfig(**XLNET_SIZES, bi_data=True)), "bi_data = True"),
     ):
-        handle = accelerate_attention(model)
-        assert not handle.accelerated and reason in handle.left[0].reason
+        handle = attention_alone(model)
+        assert not handle.encoders and reason in handle.left[0].reason
 
 
 @pytest.mark.skipif(older_than("5.14"), reason="stock MPNet has no masks by pairs")
@@ -358,7 +360,7 @@ def test_additive_masks_of_any_kind(backend):
     rows[1] = lowest
     masks = (soft, pairs, rows)
     before = [model(**inputs, attention_mask=mask)[0] for mask in masks]
-    accelerate_attention(model)
+    attention_alone(model)
     for mask, expected in zip(masks, before, strict=True):
         assert_equal_numbers(model(**inputs, attention_mask=mask)[0], expected, 1e-10)
 
@@ -380,6 +382,6 @@ def test_calls_that_are_not_covered_go_to_stock():
             return results
 
         before = outputs()
-        accelerate_attention(model)
+        attention_alone(model)
         for ours, theirs in zip(outputs(), before, strict=True):
             assert_equal_numbers(ours, theirs, 1e-10)

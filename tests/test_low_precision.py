@@ -135,6 +135,7 @@ def test_the_report_measures_agreement():
     for precision, least, most in (("float32", 0.0, 1e-5), ("bfloat16", 1e-5, 0.1)):
         with hf_relpos.optimize(model, precision, sample=inputs) as handle:
             assert least <= handle.agreement.largest < most and str(handle.agreement) in str(handle)
+            assert all(seconds > 0 for seconds in handle.agreement.seconds) and " s before" in str(handle)
 
 
 def test_a_layer_that_does_harm_stays_in_float32(monkeypatch):

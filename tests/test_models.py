@@ -569,6 +569,12 @@ def test_unknown_scheme():
         tiny_config("no_such_scheme")
 
 
+def test_a_misspelt_field_is_warned_of(caplog):
+    tiny_config("shaw", num_hiden_layers=2, architecture_of_mine="x")
+    assert "num_hiden_layers is no field" in caplog.text and "is num_hidden_layers meant?" in caplog.text
+    assert "architecture_of_mine" not in caplog.text
+
+
 @pytest.mark.parametrize("value", [None, 3, [4]], ids=repr)
 def test_scheme_is_a_name(value):
     with raises(StrictDataclassFieldValidationError, "position_embedding_type"):

@@ -46,7 +46,7 @@ from transformers import (
     XLNetForSequenceClassification,
 )
 
-from hf_relpos import RelPosBertModel, accelerate_attention, optimize, restore_attention
+from hf_relpos import RelPosBertModel, optimize, restore_attention
 from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.cpu_gemm import FastLinear, Library
@@ -56,6 +56,7 @@ from hf_relpos.live.accelerate import reject_unknown_keywords
 from hf_relpos.live.low_precision import Bfloat16Linear
 
 
+attention_alone = partial(optimize, precision=None, unpad=False)
 optimize_module = importlib.import_module(optimize.__module__)
 DISTIL = dict(vocab_size=50, dim=32, n_layers=2, n_heads=4, hidden_dim=24, max_position_embeddings=64)
 MODELS = RELATIVE_MODELS | {
@@ -563,7 +564,7 @@ HEADED = {
 def test_an_encoder_that_is_not_known_is_said():
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 50, "pad_token_id": 0}
     model = transformers.FNetModel(transformers.FNetConfig(**sizes, intermediate_size=48))
-    assert "left the model (FNetModel): its attention and padding are not known here" in str(optimize(model))
+    assert "left the model (FNetModel): attention and padding are not known here" in str(optimize(model))
 
 
 # T5 of v1.1 has a GELU that is gated. XLNet and T5 of v1.0 have no part in `FEED_FORWARD`.
@@ -615,7 +616,7 @@ def test_activations_inside_the_product(name, onednn, monkeypatch):
     assert count() == 0 and type(part).__module__.startswith("transformers.")
 
 
-@pytest.mark.parametrize("accelerate", [optimize, accelerate_attention])
+@pytest.mark.parametrize("accelerate", [optimize, attention_alone])
 @pytest.mark.parametrize("name", HEADED)
 @torch.no_grad()
 def test_an_unknown_keyword_is_an_error(name, accelerate):
@@ -627,7 +628,7 @@ def test_an_unknown_keyword_is_an_error(name, accelerate):
     before = model(ids, attention_masks=None)[0]
     known = model(ids, output_hidden_states=True, return_dict=True, attention_mask=torch.ones_like(ids))[0]
     with accelerate(model) as handle:
-        if getattr(handle, "encoders", None) or getattr(handle, "accelerated", None):
+        if handle.encoders:
             for each in (model, copy.deepcopy(model)):
                 with pytest.raises(TypeError, match=r"'attention_masks'.*did you mean 'attention_mask'\?"):
                     each(ids, attention_masks=None)
@@ -996,10 +997,10 @@ def test_pickles_in_another_process(tmp_path):
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("calls", itertools.permutations((optimize, accelerate_attention)))
+@pytest.mark.parametrize("calls", itertools.permutations((optimize, attention_alone)))
 @pytest.mark.parametrize("name", ["v3", "BERT"])
 @torch.no_grad()
-def test_in_turns_with_accelerate_attention(name, calls, last):
+def test_in_turns_with_attention_alone(name, calls, last):
     model, inputs, real = build(name), batch(), real_tokens(LENGTHS["groups"])
     before, kinds = model(**inputs)[0], [type(module) for module in model.modules()]
     handles = [call(model) for call in calls]

@@ -6,12 +6,22 @@ from typing import Annotated
 import typer
 
 from ..console import plain_errors, plain_warnings, spinner, timed_step
+from ..data.text import check_texts
+from ..families.paths import check_free, check_source
 from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
 # Exit code of a conversion that is poor by its own check.
 POOR = 3
+# What arguments of `conversion.convert` are called here; others have their own names.
+OPTIONS = {
+    "position_embedding_type": "--scheme",
+    "position_options": "--option",
+    "method_options": "--method-option",
+    "text": "--text",
+    **{name: f"--{name}" for name in ("method", "seed", "architecture", "revision", "device")},
+}
 
 
 def convert(
@@ -85,18 +95,23 @@ def convert(
     Exit codes: 2 for errors that you can correct, with nothing written; 3 for a written result that is poor by its own
     check, unless --force.
     """
-    with plain_errors(), plain_warnings():
+    with plain_errors(OPTIONS), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
         if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
             raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
         if fast and faithful:
             raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
+        if (fast or faithful) and not text:
+            raise ValueError("--fast and --faithful learn from text, some hundred sentences; give --text FILE")
+        check_source(source)
+        check_free(out, overwrite)
+        check_texts(text or (), field or "text")
+        check_json(json_file)
         with spinner(LOADING):
             from ..conversion import convert
             from ..conversion.terminal import print_report
 
-        check_json(json_file)
         hide_loading_bars(downloads=False)
         report = convert(
             source,
@@ -130,10 +145,11 @@ def export(
 ) -> None:
     """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
     with plain_errors(), plain_warnings():
+        check_free(out, overwrite)
+        check_json(json_file)
         with spinner(LOADING):
             from ..conversion import export_checkpoint
 
-        check_json(json_file)
         hide_loading_bars()
         with spinner("exporting"):
             name = export_checkpoint(source, out, overwrite=overwrite)
@@ -159,11 +175,11 @@ def push(
     access token in a file.
     """
     with plain_errors():
+        check_json(json_file)
         with spinner(LOADING):
             from ..conversion.push import plan_upload, push as push_upload
             from ..conversion.terminal import print_upload
 
-        check_json(json_file)
         console = console_for(json_file)
         with spinner("checking the files"):
             upload = plan_upload(folder, repository)
@@ -185,13 +201,16 @@ def demo(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option(help="Steps of the conversion.", min=1)] = 120,
+    steps: Annotated[
+        int, typer.Option(help="Steps of the conversion; every third brings one on long rows.", min=1)
+    ] = 120,
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
     """Convert a BERT for texts of 4 times its length; find in them what it could not read."""
     console = console_for(json_file)
     with plain_errors(), plain_warnings():
+        check_free(out, overwrite)
         check_json(json_file)
         with timed_step(console, "0. PyTorch and Transformers imported"):
             from ..demo import run_demo

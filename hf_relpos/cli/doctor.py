@@ -84,9 +84,7 @@ def _print_checks(console: Console, devices: list[str], versions: dict[str, str]
         )
     failed = sum(not each.passed for each in done)
     seconds = sum(each.seconds for each in done)
-    verdict = (
-        f"{failed} of {len(done)} checks are WRONG; paste all of the above into an issue" if failed else "all right"
-    )
+    verdict = f"{failed} of them WRONG; paste all of the above into an issue" if failed else "all right"
     console.print(f"{len(done)} checks in {seconds:.0f} s: {verdict}", highlight=False)
     write_json(json_file, {"versions": versions, "checks": [vars(each) for each in done]})
     return failed

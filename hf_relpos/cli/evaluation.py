@@ -6,6 +6,9 @@ import typer
 from rich.console import Console
 
 from ..console import plain_errors, plain_warnings, progress_bar, spinner
+from ..data.text import check_texts
+from ..families.paths import check_source
+from .checkpoints import OPTIONS
 from .options import TEXT, Fields, JsonFile, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
@@ -27,16 +30,22 @@ def compare(
         str | None, advanced("Folder or repository of the tokenizer, if not the source's.", metavar="NAME")
     ] = None,
     tokens: Annotated[int, advanced("Tokens of text for each length, about.", min=1)] = 4096,
+    window: Annotated[
+        int | None, advanced("attention_window to read the result in, if not its configuration's.", min=1)
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure the agreement of a converted model with its source."""
-    with plain_errors(), plain_warnings():
+    with plain_errors(OPTIONS), plain_warnings():
+        for name in (teacher, student):
+            check_source(name)
+        check_texts(text, field or "text")
+        check_json(json_file)
         with spinner(LOADING):
             from ..evaluation.compare import compare_models
             from ..evaluation.printing import print_comparison
 
         hide_loading_bars()
-        check_json(json_file)
         console = console_for(json_file)
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(
@@ -48,6 +57,7 @@ def compare(
                 pooling=pooling,
                 tokenizer=tokenizer,
                 tokens=tokens,
+                window=window,
                 progress=progress,
             )
         print_comparison(results, console)

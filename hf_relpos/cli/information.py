@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..console import new_table, plain_errors, spinner
+from ..families.paths import check_source
 from .options import JsonFile
 from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars, write_json
 
@@ -27,10 +28,11 @@ def inspect(
     with plain_errors():
         from dataclasses import asdict
 
+        check_source(source)
+        check_json(json_file)
         with spinner(LOADING):
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
-        check_json(json_file)
         if trust_remote_code:
             typer.echo(f"{'unfilled':16}{_unfilled(source, revision)}", err=json_file == STDOUT)
         found = asdict(inspect_checkpoint(source, revision))
@@ -60,10 +62,10 @@ def schemes(
 ) -> None:
     """List the position schemes; with NAME, the options of one and the backends that compute it."""
     with plain_errors():
+        check_json(json_file)
         with spinner(LOADING):
             from ..schemes.registry import SCHEMES, find_scheme
 
-        check_json(json_file)
         console = console_for(json_file)
         if name is None:
             rows = {each: _describe_scheme(SCHEMES[each]) for each in _by_use()}
@@ -138,11 +140,11 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
 def families(json_file: JsonFile = None) -> None:
     """List the checkpoints that `convert` reads, how they are recognised, and their positions; --json adds heads."""
     with plain_errors():
+        check_json(json_file)
         with spinner(LOADING):
             from ..families.registry import FAMILIES
             from ..families.table import row
 
-        check_json(json_file)
         rows = [
             {column: cell.replace("`", "") for column, cell in row(name, family).items()}
             for name, family in FAMILIES.items()

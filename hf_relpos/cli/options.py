@@ -16,13 +16,9 @@ def advanced(help: str, *names: str, metavar: str | None = None, **settings: Any
     return typer.Option(*names, rich_help_panel=ADVANCED, metavar=metavar, help=help, **settings)
 
 
-# Help texts of options that name a text.
-FIELD = (
-    "Key or column of the text in .jsonl, .tsv and datasets; 'text' by default. May be repeated: one for each text, "
-    "in their order."
-)
-TEXT = "Text: .txt, .jsonl, .tsv, compressed or not, a folder of these, or a Hub dataset."
+TEXT = "Text: .txt, .jsonl, .tsv, .csv, compressed or not, a folder of these, or a Hub dataset."
 
+FIELD = "Key or column in .jsonl, .tsv, .csv and datasets; 'text' by default. Repeated: one for each text, in order."
 JSON = "JSON file to write; with - it is printed, and all else goes to standard error."
 JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
 Fields = Annotated[list[str] | None, advanced(FIELD, metavar="KEY")]

@@ -15,9 +15,9 @@ from ..families.checkpoint import CARD, TOKENIZER_FILES
 from ..families.privacy import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
+from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .folder import is_sentence_encoder
-from .methods import METHODS, QUALITIES
+from .methods import DEFAULT_QUALITY, METHODS, QUALITIES
 from .plan import Conversion
 from .report import ConversionReport
 
@@ -128,25 +128,26 @@ def hub_dataset(text: str) -> str | None:
     return "/".join(parts[:2]) if len(parts) > 1 and all(parts[:2]) else None
 
 
-def _auto_class(report: ConversionReport) -> str:
-    """The Auto class of the result."""
-    return next(auto for auto, head in HEADS.items() if head.__name__ == report.converted_to)
-
-
 def _task(report: ConversionReport) -> tuple[str | None, str]:
     """The Hub's task of the result, if it has one, and what a visitor calls the model."""
-    return TASKS.get(_auto_class(report), (None, "text encoder"))
+    return TASKS.get(report.auto_class, (None, "text encoder"))
 
 
 def command(report: ConversionReport) -> str:
     """A command line that repeats the conversion; a local source and files are named without their folders."""
     arguments = report.arguments
     words = ["hf-relpos", "convert", _name(report, full=True), "OUT"]
-    if "position_embedding_type" in arguments:
-        words += ["--scheme", arguments["position_embedding_type"]]
+    options, scheme = arguments.get("method_options", {}), arguments.get("position_embedding_type")
+    if report.quality is None:
+        words += ["--method", arguments["method"]]
+    else:  # by the preset, and what differs from it
+        words += [f"--{report.quality}"] * (report.quality != DEFAULT_QUALITY)
+        preset = QUALITIES[report.quality]
+        options = {key: value for key, value in options.items() if preset.method_options.get(key) != value}
+        scheme = None if scheme == preset.scheme else scheme
+    words += ["--scheme", scheme] if scheme else []
     words += _options("--option", arguments.get("position_options", {}))
-    words += ["--method", arguments["method"]]
-    words += _options("--method-option", arguments.get("method_options", {}))
+    words += _options("--method-option", options)
     if "texts" in arguments:
         words += [word for name in arguments["texts"] or ["TEXT"] for word in ("--text", name)]
     fields = arguments.get("field", [])
@@ -219,7 +220,7 @@ def _how_close(report: ConversionReport) -> str:
 
 def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool) -> list[str]:
     """The section about loading the model; arguments as in `model_card`."""
-    auto = _auto_class(report)
+    auto = report.auto_class
     tokenizer = any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:

@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ..families.checkpoint import TOKENIZER_FILES, download, local_folder
+from ..families.checkpoint import TOKENIZER_FILES, download
 from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
 from ..families.loading import NOT_KEPT
+from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, Head, recognise
 from ..families.registry import FAMILIES
 from ..files import atomic_folder, describe_write_error, write_json
@@ -87,7 +88,7 @@ def _origin(model: RelPosBertPreTrainedModel) -> Path | None:
     """The folder that a model was loaded from, downloaded if it is on the Hub; None if there is none any more."""
     name, commit = model.name_or_path, getattr(model.config, "_commit_hash", None)
     try:
-        folder = local_folder(name, None) if name else None
+        folder = local_folder(name) if name else None
         if folder is None and name:
             folder, _ = download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))
         return folder

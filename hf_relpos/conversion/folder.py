@@ -25,10 +25,10 @@ from ..families.checkpoint import (
     check_link,
     download,
     has_safetensors,
-    local_folder,
     read_json,
 )
 from ..families.errors import ConversionError, abbreviate
+from ..families.paths import check_free, local_folder
 from ..families.privacy import without_local_paths
 from ..files import check_writable, describe_write_error, write_json
 from ..models.saved_code.remote_code import own_files
@@ -195,13 +195,8 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
         raise ConversionError(f"out = '{out}' cannot be followed ({error}); choose another folder") from error
     if source is not None:
         check_apart(source, target)
+    check_free(out, overwrite)
     if target.exists():
-        if not target.is_dir():
-            raise ConversionError(f"out = '{out}' is a file; choose a folder")
-        if not overwrite:
-            raise ConversionError(
-                f"out = '{out}' exists; choose another folder, or replace it with overwrite=True (--overwrite)"
-            )
         check_replaceable(out, target)
     try:  # now, not after minutes of training
         check_writable(next(parent for parent in target.parents if parent.exists()) / target.name)

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..families.checkpoint import CHECKPOINT_FILES, download, has_safetensors, local_folder, read_config, tensor_names
+from ..families.checkpoint import CHECKPOINT_FILES, download, has_safetensors, read_config, tensor_names
+from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, check_tables, recognise
 from ..families.registry import FAMILIES, OWN
+from ..models.checkpoint_files import read_json
 from ..schemes.registry import STOCK_SCHEME
+from .folder import SENTENCE_CONFIG
 
 
 # Parts of the names of position tensors, in the families and here.
@@ -23,6 +26,7 @@ class Inspection:
         architecture: the class in its config.json; empty for none.
         positions: absolute or the scheme with its options, and the evidence.
         trained_length: `max_position_embeddings`, in tokens; None if the configuration has none.
+        max_seq_length: tokens to which its SentenceTransformer cuts texts; None for none.
         tables: names of the position tensors.
         elsewhere: what Transformers v5 without this package does with it.
         load: expression that reads a relative checkpoint of another architecture as it is; empty for none.
@@ -34,6 +38,7 @@ class Inspection:
     architecture: str
     positions: str
     trained_length: int | None
+    max_seq_length: int | None
     tables: tuple[str, ...]
     elsewhere: str
     load: str
@@ -50,7 +55,8 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
     Raises:
         ConversionError: for a checkpoint that cannot be found, is broken or has an unknown architecture.
     """
-    folder = local_folder(source, revision) or download(str(source), revision, "", CHECKPOINT_FILES)[0]
+    files = (*CHECKPOINT_FILES, SENTENCE_CONFIG)
+    folder = local_folder(source, revision) or download(str(source), revision, "", files)[0]
     names = tensor_names(folder)
     spec = recognise(folder, read_config(folder), names)
     check_tables(spec, folder, names)
@@ -62,6 +68,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
         str(architectures[0]),
         _positions(spec),
         spec.fields.get("max_position_embeddings"),
+        read_json(folder / SENTENCE_CONFIG).get("max_seq_length") if (folder / SENTENCE_CONFIG).is_file() else None,
         tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
         _elsewhere(spec),
         _load(spec, str(source)),

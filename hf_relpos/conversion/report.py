@@ -12,6 +12,7 @@ from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_buffer, is_scheme, is_table
 from ..families.privacy import last_name
+from ..models.modeling_relpos_bert import HEADS
 
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ class ConversionReport:
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+
+    @property
+    def auto_class(self) -> str:
+        """Name of the Auto class of the result."""
+        return next(auto for auto, head in HEADS.items() if head.__name__ == self.converted_to)
 
     @property
     def scheme(self) -> str:
@@ -172,7 +178,7 @@ class ConversionReport:
         reasons = "; ".join(self.failed_thresholds)
         return f"the result is not close to its source: {reasons}. It was written; try more steps, or train it further"
 
-    def summary(self) -> str:
+    def __str__(self) -> str:
         """One line: tensors and parameters by kind, and the difference and the verdict if measured."""
         parts = [
             f"{total['tensors']:,} tensors {kind} ({total['parameters']:,} parameters)"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ..console import print_table
-from ..models.modeling_relpos_bert import HEADS
 from .folder import MODULES
 from .push import Upload
 from .report import ConversionReport
@@ -38,8 +37,7 @@ def print_report(report: ConversionReport, console: Console) -> None:
 def _next_steps(report: ConversionReport) -> list[str]:
     """How to load, compare and upload the result."""
     out = shlex.quote(report.out)
-    auto = next(auto for auto, head in HEADS.items() if head.__name__ == report.converted_to)
-    load = f"{auto}.from_pretrained({report.out!r})"
+    load = f"{report.auto_class}.from_pretrained({report.out!r})"
     if MODULES in report.files:
         load = f"SentenceTransformer({report.out!r})"
     return [

@@ -127,25 +127,37 @@ def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence
         yield from (text for text in _documents(source, own_field) if text.strip())
 
 
-def _documents(source: str | Path, field: str) -> Iterator[str]:
+def check_texts(sources: Iterable[str | Path], field: str | Sequence[str]) -> None:
+    """
+    Raises:
+        TextError: as `pair_fields` and `find_text`, for each.
+    """
+    for source, _ in pair_fields(sources, field):
+        find_text(source)
+
+
+def find_text(source: str | Path) -> Path | None:
+    """The file or folder of a text; None for what may be a Hub dataset.
+
+    Raises:
+        TextError: for a path that does not exist, a file of another kind, and a URL.
+    """
     try:
         path = Path(source).expanduser()
         exists = path.exists()
     except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be entered, no such user
         reason = getattr(error, "strerror", None) or error
         raise TextError(f"text = '{excerpt(str(source))}': {reason}; check the path") from error
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
-        if not files:
-            raise TextError(f"text = '{source}': no .txt, .jsonl, .tsv or .csv file in the folder")
-        for file in files:
-            yield from _read_file(file, field)
-    elif exists:
-        yield from _read_file(path, field)
-    elif URL.match(str(source)):
+    if exists:
+        if not path.is_dir() and text_suffix(path) not in SUFFIXES:
+            raise TextError(
+                f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv, compressed or not"
+            )
+        return path
+    if URL.match(str(source)):
         url = re.sub(":/+", "://", str(source), count=1)  # `Path` removes one slash
         raise TextError(f"text = '{url}': nothing is read from the web; download it and give the file's path")
-    elif (
+    if (
         text_suffix(path) in SUFFIXES  # another dot may belong to a version: user/corpus-1.5
         or path.suffix in OPENERS
         or len(path.parts) > 3
@@ -153,18 +165,26 @@ def _documents(source: str | Path, field: str) -> Iterator[str]:
         or str(source).startswith((".", "~"))
     ):
         raise TextError(f"text = '{source}': there is no such file; check the path")
-    else:
+    return None
+
+
+def _documents(source: str | Path, field: str) -> Iterator[str]:
+    path = find_text(source)
+    if path is None:
         yield from _read_hub(str(source), field)
+    elif path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
+        if not files:
+            raise TextError(f"text = '{source}': no .txt, .jsonl, .tsv or .csv file in the folder")
+        for file in files:
+            yield from _read_file(file, field)
+    else:
+        yield from _read_file(path, field)
 
 
 def _read_file(path: Path, field: str) -> Iterator[str]:
-    suffix = text_suffix(path)
-    if suffix not in SUFFIXES:
-        raise TextError(
-            f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv, compressed or not"
-        )
     try:
-        if suffix in (".txt", ".md"):
+        if text_suffix(path) in (".txt", ".md"):
             with open_text(path) as file:
                 for number, text in enumerate(_paragraphs(file), 1):
                     yield text_field(path, number, "paragraph", text)

@@ -23,6 +23,7 @@ def compare_models(
     pooling: str | None = None,
     tokenizer: str | None = None,
     tokens: int = 4096,
+    window: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Measure the agreement of a student with its teacher; warns about text with many unknown tokens.
@@ -36,6 +37,7 @@ def compare_models(
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
+        window: `attention_window` that the student reads in; None for that of its configuration.
 
     Returns:
         The content of the JSON file.
@@ -49,6 +51,10 @@ def compare_models(
         raise ValueError(f"--lengths {min(lengths)}: [CLS] and [SEP] take two tokens; give 3 or more")
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
+    if window is not None:
+        if not hasattr(other.model.config, "attention_window"):
+            raise ValueError(f"--window {window}: {student} is no model of this package, which reads in windows")
+        other.model.config.attention_window = window
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
     windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
     warn_of_unknown_tokens(unknown)

@@ -9,8 +9,9 @@ from ..console import print_table
 from .model_fidelity import Fidelity
 
 
-def print_fidelity(fidelity: Fidelity, console: Console) -> None:
-    """Print tables by length, and the lengths that were not measured."""
+def print_comparison(results: Mapping[str, Any], console: Console) -> None:
+    """Print the result of `compare_models`: tables by length, lengths that were not measured, and the verdict."""
+    fidelity = Fidelity.from_dict(results)
     entries = {f"{entry.length:,}": entry for entry in fidelity.lengths}
     past = {name: entry for name, entry in entries.items() if entry.reference != "teacher"}
     rows = [(name + " *" * (name in past), str(entry.windows), *entry.cosine_cells) for name, entry in entries.items()]
@@ -32,9 +33,4 @@ def print_fidelity(fidelity: Fidelity, console: Console) -> None:
     if masked:
         columns = ["tokens", "masked", "same prediction", "source right", "result right"]
         print_table(console, "Masked tokens, %", columns, masked)
-
-
-def print_comparison(results: Mapping[str, Any], console: Console) -> None:
-    """Print the result of `compare_models` as tables, and its verdict."""
-    print_fidelity(Fidelity.from_dict(results), console)
     console.print(f"Verdict: {results['verdict']}.", markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,6 @@ It reads JSON and safetensors, and pickles of tensors if the caller asks for it.
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from ..models.checks import without_kernels
 from ..models.loading import in_body
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table
+from .paths import check_source
 from .registry import resemblance
 
 
@@ -71,24 +71,6 @@ class Checkpoint:
         return next(iter(self.tensors.values())).dtype
 
 
-def local_folder(source: str | Path, revision: str | None) -> Path | None:
-    """The local folder of that name; None for a possible Hub repository.
-
-    Raises:
-        ConversionError: for a file, and for a local folder with a revision.
-    """
-    folder = Path(source).expanduser()
-    if os.path.isdir(folder):  # unlike Path's, false for a name that is too long
-        if revision is not None:
-            raise ConversionError(
-                f"revision = {revision!r}: {source} is a local folder, which has one state; leave it out"
-            )
-        return folder.resolve()
-    if os.path.exists(folder):
-        raise ConversionError(f"source = '{source}' is a file; give the folder that holds config.json")
-    return None
-
-
 def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> tuple[Path, str]:
     """Download files of a Hub repository; returns their folder and the commit.
 
@@ -99,15 +81,11 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
     Raises:
         ConversionError: for an unknown repository, or a failed download.
     """
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
+    check_source(repository)
     try:
         downloaded = snapshot(repository, patterns, folder, revision=revision)
-    except HFValidationError as error:
-        raise ConversionError(
-            f"source = {repository!r}: there is no such folder, and it cannot be a Hub repository, whose form is "
-            "'user/name'; check the path"
-        ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
         raise ConversionError(

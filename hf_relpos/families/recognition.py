@@ -145,9 +145,10 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     if model_type == RelPosBertConfig.model_type:
         return _recognise_own(folder, config)
     if model_type not in FAMILIES:
-        known = abbreviate(map(repr, (*FAMILIES, RelPosBertConfig.model_type)), 20)
+        known = ", ".join((*FAMILIES, RelPosBertConfig.model_type))
         raise ConversionError(
-            f"{folder}: model_type = {model_type!r}; only {known} checkpoints can be converted{_hint(folder, config)}"
+            f"{folder}: model_type = {model_type!r} is not read here (`hf-relpos families`); known: {known}"
+            f"{_hint(folder, config)}"
         )
     names = list(names)
     family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"

@@ -1,7 +1,7 @@
-"""Live stock models, in place: `optimize`, and for their attention alone `accelerate_attention`."""
+"""Live stock models, in place: `optimize`, and how to undo it."""
 
-from .accelerate import AcceleratedAttention, accelerate_attention, restore_attention
+from .accelerate import restore_attention
 from .optimize import Optimized, optimize
 
 
-__all__ = ["AcceleratedAttention", "Optimized", "accelerate_attention", "optimize", "restore_attention"]
+__all__ = ["Optimized", "optimize", "restore_attention"]

@@ -6,16 +6,14 @@ The class of a module instance is replaced by a subclass of the stock class. Par
 
 import functools
 import inspect
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from ..attention.cpu_gemm import FastLinear
 from ..attention.tracing import is_traced
-from ..families.family import ALREADY_ACCELERATED, module_of
 from ..families.registry import LIVE
 from ..host.transformers import CACHE_NAMES, KEYWORDS, check_keywords
 from ..models.modeling_relpos_bert import RelPosBertEncoder
@@ -23,7 +21,6 @@ from .parts import OURS, strange_part
 from .unpadding import IMPLEMENTATIONS, SPANS
 
 
-logger = logging.get_logger(__name__)
 TAKEN_OUT = "padding is taken out"
 # The key of the hook that rejects unknown keywords, which `**kwargs` of Transformers swallows. It is no number, since
 # those of a loaded pickle would be given to other hooks again.
@@ -61,94 +58,6 @@ class Skipped:
     name: str
     kind: str
     reason: str
-
-
-class Handle:
-    """Undoes what was done to `_modules`; also a context manager."""
-
-    _modules: list[nn.Module]
-
-    def undo(self) -> None:
-        """Give the modules that this call changed what they had. A second call does nothing."""
-        while self._modules:
-            restore(self._modules.pop())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.undo()
-
-
-@dataclass
-class AcceleratedAttention(Handle):
-    """Report of `accelerate_attention` and handle to undo it; also a context manager. It can be printed.
-
-    Attributes:
-        accelerated: encoders that were changed.
-        left: encoders of these families that were skipped, with the reason.
-    """
-
-    accelerated: tuple[Accelerated, ...]
-    left: tuple[Skipped, ...]
-    _modules: list[nn.Module] = field(default_factory=list, repr=False)
-
-    def __str__(self) -> str:
-        if self.accelerated and not self._modules:
-            return "undone: the attention is stock's again"
-        lines = [
-            f"accelerated {each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}"
-            for each in self.accelerated
-        ]
-        lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
-        return (
-            "\n".join(lines)
-            or f"no attention of {', '.join(family.name for family in LIVE if family.classes)} was found"
-        )
-
-
-def accelerate_attention(model: Any) -> AcceleratedAttention:
-    """Compute the relative self-attention of a loaded stock model with the backends of this package.
-
-    It changes the encoders of stock DeBERTa v1, v2 and v3, MPNet, RoFormer, XLNet, T5 and mT5 anywhere in `model`, in
-    place. Parameters, their names, the state dict and saved files do not change. Training, gradient checkpointing,
-    autocast, adapters and quantised projections work as before. `output_attentions` uses the eager backend. The
-    outputs are those of stock up to rounding, also at padding.
-
-    Active dropout draws other random numbers. In DeBERTa, queries at padding have no dropout of attention weights, and
-    XLNet drops the same position features in all rows of a batch.
-
-    Copies, pickles and replicas of the model are accelerated, too; loading such a pickle requires this package. The
-    stock code computes calls that these classes do not support, such as explicit relative positions. Except in DeBERTa
-    it also computes short inputs on the CPU, and graphs, where it is as fast (docs/live.md).
-
-    Args:
-        model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, another module that contains one of
-            these encoders, or a pipeline with such a `model`.
-
-    Returns:
-        The report of changed and skipped encoders, which is also the handle to undo it.
-
-    Raises:
-        TypeError: if `model` neither is a module nor has one as its `model`.
-
-    Example:
-
-    ```python
-    >>> from sentence_transformers import CrossEncoder
-    >>> from hf_relpos import accelerate_attention
-
-    >>> reranker = CrossEncoder("mixedbread-ai/mxbai-rerank-base-v1")
-    >>> handle = accelerate_attention(reranker)
-    >>> print(handle)
-    >>> handle.undo()
-    ```
-    """
-    accelerated, left, changed = substitute(module_of(model, "accelerate_attention"), unpad=False)
-    handle = AcceleratedAttention(tuple(accelerated), tuple(left), changed)
-    if not accelerated and all(each.reason != ALREADY_ACCELERATED for each in left):
-        logger.warning(f"accelerate_attention changed nothing: {handle}")
-    return handle
 
 
 def substitute(root: nn.Module, unpad: bool) -> tuple[list[Accelerated], list[Skipped], list[nn.Module]]:
@@ -212,7 +121,7 @@ def reader_of_padding(root: nn.Module) -> str | None:
 
 
 def restore_attention(model: nn.Module) -> None:
-    """Undo `accelerate_attention` and `optimize` everywhere in a model, also in a copy or after loading a pickle.
+    """Undo `optimize` everywhere in a model, also in a copy or after loading a pickle.
 
     Args:
         model: any module.

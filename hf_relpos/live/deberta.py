@@ -135,12 +135,7 @@ class _Shared:
             return padding_mask(attention_mask)
         return super().get_attention_mask(attention_mask)  # type: ignore[misc]
 
-    def get_rel_pos(
-        self,
-        hidden_states: torch.Tensor,
-        query_states: torch.Tensor | None = None,
-        relative_pos: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
+    def get_rel_pos(self, hidden_states: torch.Tensor, query_states: Any = None, relative_pos: Any = None) -> Any:
         """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; otherwise as in stock."""
         encoder: Any = self
         is_stocks = not encoder.relative_attention or query_states is not None or relative_pos is not None

@@ -1,5 +1,6 @@
 """Linear layers that multiply in a lower precision than their weights have, and which of them do harm in int8."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,7 @@ class Agreement:
         decisions: share of rows with the same largest logit, or the same sign of a single one; None for states.
         in_float32: names of the linear layers that stay in float32.
         source: what the rows are.
+        seconds: of the wall for the sample, as one batch, before and now.
     """
 
     rows: int
@@ -137,13 +139,15 @@ class Agreement:
     decisions: float | None
     in_float32: tuple[str, ...]
     source: str
+    seconds: tuple[float, float]
 
     def __str__(self) -> str:
         same = "" if self.decisions is None else f", {100 * self.decisions:.1f} % same decisions"
         kept = f"; {len(self.in_float32)} layers stay in float32" if self.in_float32 else ""
         return (
             f"agreement with the model before, on {self.rows} rows of {self.source}: cosine {self.cosine:.4f}, least "
-            f"{self.least:.4f}{same}; largest difference {self.largest:.0e} of the largest value{kept}"
+            f"{self.least:.4f}{same}; largest difference {self.largest:.0e} of the largest value{kept}; "
+            f"{self.seconds[0]:.2g} s before, {self.seconds[1]:.2g} s now"
         )
 
 
@@ -167,7 +171,13 @@ class Comparison:
             )
         self.model = model
         self.batch, self.source = _batch(owner, root, model, sample)
-        self.expected = self.outputs()
+        self.expected, self.seconds = self.timed()
+
+    def timed(self) -> tuple[torch.Tensor, float]:
+        """The outputs, and the seconds of a second call: in the first, kernels are compiled and memory is new."""
+        self.outputs()
+        start = time.perf_counter()
+        return self.outputs(), time.perf_counter() - start
 
     @torch.no_grad()
     def outputs(self) -> torch.Tensor:
@@ -184,7 +194,8 @@ class Comparison:
 
     def agreement(self, in_float32: tuple[str, ...] = ()) -> Agreement:
         """Of today's outputs with those before."""
-        found, expected = self.outputs().double(), self.expected.double()
+        outputs, seconds = self.timed()
+        found, expected = outputs.double(), self.expected.double()
         cosines = nn.functional.cosine_similarity(_means(found), _means(expected), dim=-1)
         return Agreement(
             rows=len(cosines),
@@ -194,6 +205,7 @@ class Comparison:
             decisions=_same_decisions(self.model, found, expected),
             in_float32=in_float32,
             source=self.source,
+            seconds=(self.seconds, seconds),
         )
 
 

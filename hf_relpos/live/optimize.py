@@ -1,7 +1,7 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_libra
 from ..families.family import module_of
 from ..families.registry import LIVE
 from ..models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
-from .accelerate import TAKEN_OUT, Accelerated, Handle, Skipped, reader_of_padding, substitute
+from .accelerate import TAKEN_OUT, Accelerated, Skipped, reader_of_padding, restore, substitute
 from .fused import fused
 from .low_precision import Agreement, Bfloat16Linear, Comparison, Int8Linear, Sample, quantize
 from .unpadding import may_unpad
@@ -21,13 +21,13 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 @dataclass
-class Optimized(Handle):
+class Optimized:
     """What `optimize` did, and the handle that undoes it; also a context manager. `print` it to read it.
 
     Attributes:
         encoders: whose attention or padding it changed.
         left: what it left as it is, and why.
-        linear: how many linear layers compute in float32.
+        linear: how many linear layers compute in float32; None where none was to be changed.
         products: by which library, with the rates and errors measured on this machine.
         rounded: how many linear layers compute in a lower precision, as a sentence.
         agreement: of the outputs with those before, for "int8" and a sample.
@@ -35,28 +35,41 @@ class Optimized(Handle):
 
     encoders: tuple[Accelerated, ...]
     left: tuple[Skipped, ...]
-    linear: int
+    linear: int | None
     products: str
     rounded: str = ""
     agreement: Agreement | None = None
-    _modules: list[nn.Module] = field(default_factory=list, repr=False)
+    _modules: list[nn.Module] | None = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Give the modules that this call changed what they had. A second call does nothing."""
+        while self._modules:
+            restore(self._modules.pop())
+        self._modules = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
 
     def __str__(self) -> str:
-        if not self._modules and (self.encoders or self.linear or self.rounded):
+        if self._modules is None:
             return "undone: the model is as it was before"
         lines = [
             f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders
         ]
-        lines.append(f"{self.linear} linear layers in float32: {self.products}")
+        if self.linear is not None:
+            lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
         lines += [str(each) for each in (self.rounded, self.agreement) if each]
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
-        return "\n".join(lines)
+        return "\n".join(lines) or "nothing is changed"
 
 
-def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample: Sample = None) -> Optimized:
+def optimize(model: Any, precision: str | None = "float32", unpad: bool = True, sample: Sample = None) -> Optimized:
     """Make a loaded model faster on the CPU, in place, without another format or runtime.
 
-    - Relative attention computes with the backends of this package, as by `accelerate_attention`.
+    - Relative attention of DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5 and mT5 computes with this package's backends.
     - Padding is taken out once around the encoder of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ERNIE,
       DistilBERT, DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5 and mT5, ModernBERT, NomicBERT, GTE, EuroBERT, Jina
       embeddings v3, ESM-2 and UMT5, and of this package's own models. The states of padding are zeros then; all
@@ -74,10 +87,12 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
         precision: of the products of linear layers inside the encoders. "float32": the outputs are those of before up
             to rounding. "bfloat16": with errors of about 1e-2 of the largest value. "int8", for inference: a scale for
             each token and each output feature; the outputs are compared with those in float32, layers that do harm
-            stay in float32, and `agreement` of the result says how close it is. Weights stay as they are.
+            stay in float32, and `agreement` of the result says how close it is. Weights stay as they are. None: linear
+            layers are left as they are.
         unpad: whether to take padding out.
-        sample: what the model is compared on with itself before: texts, where it comes with its tokenizer, or inputs
-            of the model. None for no comparison, and in "int8" for random tokens of the vocabulary, which say less.
+        sample: what the model is compared on with itself before, by outputs and time: texts, where it comes with its
+            tokenizer, or inputs of the model. None for no comparison, and in "int8" for random tokens of the
+            vocabulary, which say less.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
@@ -98,8 +113,8 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     ```
     """
     root = module_of(model, "optimize")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}")
+    if precision not in (*PRECISIONS, None):
+        raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}, None")
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
     comparison = None if sample is None and precision != "int8" else Comparison(model, root, sample)
@@ -115,12 +130,12 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
             module.unpads = may_unpad
             changed.append(module)
             encoders.append(Accelerated(name, type(module).__name__, len(module.encoder.layer), TAKEN_OUT))
+    layers = [] if precision is None else _linear_layers(root)
     if not encoders and not left:
         stranger = next((each for each in root.modules() if isinstance(each, PreTrainedModel)), None)
         if stranger is not None:
-            reason = "its attention and padding are not known here; only linear layers are faster, if any"
-            left.append(Skipped("", type(stranger).__name__, reason))
-    layers = _linear_layers(root)
+            rest = "only its linear layers are changed" if library.is_used and layers else "nothing is changed"
+            left.append(Skipped("", type(stranger).__name__, f"attention and padding are not known here; {rest}"))
     inside = {layer for encoder in _encoders(root) for layer in encoder.modules()}
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
     products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
@@ -128,14 +143,14 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
     if already := sum(isinstance(module, FastLinear | Bfloat16Linear | Int8Linear) for module in root.modules()):
         products += f"; {already} are as an earlier call left them"
     halves = []
-    if library.is_used:
+    if library.is_used and precision is not None:
         for layer in layers:
             layer.__class__ = FastLinear
         for module in root.modules():
             if (ours := fused(module)) is not None:
                 module.__class__ = ours
                 halves.append(module)
-    handle = Optimized(tuple(encoders), tuple(left), 0, products, _modules=[*changed, *layers, *halves])
+    handle = Optimized(tuple(encoders), tuple(left), None, products, _modules=[*changed, *layers, *halves])
     if precision == "bfloat16":
         for layer in rounded:
             layer.__class__ = Bfloat16Linear
@@ -146,7 +161,8 @@ def optimize(model: Any, precision: str = "float32", unpad: bool = True, sample:
             handle.undo()
             raise
     count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
-    handle.linear, handle.rounded = len(layers) - count, f"{count} linear layers in {precision}" if count else ""
+    handle.linear = None if precision is None else len(layers) - count
+    handle.rounded = f"{count} linear layers in {precision}" if count else ""
     return handle
 
 

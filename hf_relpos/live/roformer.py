@@ -67,13 +67,7 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
         mask = as_boolean(attention_mask, hidden_states)
         return self.attend(sinusoidal_pos, mask, *vectors, output_attentions=output_attentions)
 
-    def attend(
-        self,
-        sinusoidal_pos: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        *vectors: torch.Tensor,
-        output_attentions: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def attend(self, sinusoidal_pos: Any, mask: Any, *vectors: torch.Tensor, output_attentions: bool = False) -> Any:
         """Attention of projected states, (b, l, H·d), at the first l of the positions."""
         query, key, value = (split_heads(each, self.num_attention_heads) for each in vectors)
         if sinusoidal_pos is not None:

@@ -73,13 +73,7 @@ class _ByOffset:
 class _Stack:
     """An encoder whose layers have positions by offset where that is faster and no code of others is on the way."""
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
         stack: Any = self
         records_of(stack)
@@ -108,13 +102,7 @@ def is_refused(stack: Any, mask: torch.Tensor | None) -> bool:
 class _Unpadding:
     """An encoder that takes padding out; the states of padding are zeros."""
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock, whose layers get a batch in place of their mask."""
         stack: Any = self
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}

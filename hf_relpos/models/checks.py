@@ -6,6 +6,7 @@ only: an invalid value would cause an error of PyTorch that names no field, or t
 
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
@@ -144,6 +145,13 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
         else:
             kept[name] = value
     return kept
+
+
+def warn_of_misspelt(given: Iterable[str], known: Iterable[str]) -> None:
+    """Warn of arguments that are a letter from a field: Transformers takes any name."""
+    for name in given:
+        for field in get_close_matches(name, set(known) - {name}, n=1, cutoff=0.95):
+            logger.warning(f"{name} is no field of a RelPosBertConfig, and changes nothing; is {field} meant?")
 
 
 def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) -> None:

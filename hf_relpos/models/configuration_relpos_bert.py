@@ -143,6 +143,7 @@ class RelPosBertConfig(BertConfig):
         checks = installed("models.checks")
         if checks is not None:
             checks.check_rules(checks.ARGUMENTS, kwargs.items())
+            checks.warn_of_misspelt(kwargs, vars(self))
             checks.check_fields(self)
         self.position_options = dict(self.position_options or {})
         super().__post_init__(**kwargs)

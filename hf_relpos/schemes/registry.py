@@ -17,8 +17,8 @@ from .scheme import SCHEMES, Scheme, SharedScheme, nearest
 STOCK_SCHEME = "absolute"
 # The default of a RelPosBertConfig.
 DEFAULT_SCHEME = "relative_key"
-# Added to the error about an unknown scheme by the code of a saved model, which has only the schemes it needs.
-MORE_SCHEMES = ""
+# The end of the error about an unknown scheme; the code of a saved model, which has only those it needs, says another.
+MORE_SCHEMES = ". One of your own is known once the module that defines it is imported"
 # All tables of the formula, each free, for converters to fit.
 GENERAL_SCHEME = "tables"
 # All tables as plain attention, which every kernel computes. Converters fit this one by default.

@@ -208,14 +208,17 @@ class Scheme(nn.Module):
         """Register a scheme under its name.
 
         Raises:
-            TypeError: for a scheme without a name. Classes derived from a scheme need none: `fully_shard` and
-                `parametrize` give modules such a class.
+            TypeError: for a scheme without a name, or without a declaration that has no default. Classes derived from
+                a scheme need none: `fully_shard` and `parametrize` give modules such a class.
         """
         super().__init_subclass__(**kwargs)
         if name is None:
             if not hasattr(cls, "name"):
                 raise TypeError(f"{cls.__name__} has no name; give it one: class {cls.__name__}(Scheme, name=…)")
             return
+        for needed in ("source", "out_of_range", "extrapolation_claim"):
+            if not hasattr(cls, needed):
+                raise TypeError(f"{cls.__name__} has no {needed}; the docstring of Scheme says what it declares")
         cls.name = name
         acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
         cls.relative = not (acts_on_input or cls.uses_absolute_positions)

@@ -222,7 +222,7 @@ def changed(stock: torch.nn.Module, variant: str) -> torch.nn.Module:
 
     model = copy.deepcopy(stock)
     if variant == ATTENTION:
-        hf_relpos.accelerate_attention(model)
+        hf_relpos.optimize(model, precision=None, unpad=False)
     else:
         hf_relpos.optimize(model, precision={BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32"))
     return model
@@ -371,7 +371,8 @@ ORDER = (
 INTRODUCTION = """# Stock encoders on the CPU, and what makes them faster
 
 Stock's time ÷ that of each variant (higher is faster). Two layers of a base model's shape, random weights, float32.
-`optimize` is `hf_relpos.optimize`, `accelerate_attention` changes the attention alone ([live models](../../live.md)).
+`optimize` is `hf_relpos.optimize`, `accelerate_attention` its attention alone, by `precision=None, unpad=False`
+([live models](../../live.md)).
 
 - "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" in one batch, {real:.0f} % of it
   tokens, or "sorted" by length into batches of 8.
