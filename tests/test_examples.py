@@ -477,7 +477,9 @@ def kill_a_worker(folder):
     workers[0].kill()
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
+@pytest.mark.parametrize(
+    "suffix", ["parquet", *(pytest.param(each, marks=pytest.mark.full) for each in ("jsonl", "csv"))]
+)
 def test_a_data_set_is_encoded_by_workers_that_may_die(encode, data, tmp_path, suffix):
     """The vectors are those of plain sentence-transformers; rows that come later are encoded alone."""
     from sentence_transformers import SentenceTransformer

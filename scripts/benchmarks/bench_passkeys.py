@@ -6,7 +6,9 @@ A sentence with a person's pass key is hidden in a filler, at depths evenly from
 question about the person has to find its document among 50 (Zhu et al. 2024, arXiv 2404.12096). The filler is the same
 for all documents: sentences that repeat, or a text; the key takes the place of as many tokens. A window without a key
 is thus in all documents but a few; where it is the closest to the question, the best window finds none, which is
-counted, too. Writes OUT/passkeys.json and .md; `--converted` is a result of `hf-relpos convert`.
+counted, too. Without training, both are also read by the state of [CLS]: of each window, and of landmarks between
+chunks of the converted model's text, whose mean is the vector (arXiv 2601.21525). Writes OUT/passkeys.json and .md;
+`--converted` is a result of `hf-relpos convert`.
 """
 
 import argparse
@@ -39,6 +41,7 @@ NAMES = (
 ).split()
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 PASSAGE = 256  # tokens of a passage of the converted model
+CHUNK = 128  # tokens between landmarks
 
 
 def filler(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], list[int]]:
@@ -83,10 +86,10 @@ def read(encoder: Encoder, rows: Sequence[Sequence[int]], batch: int = 8) -> Ite
             yield from hidden_states(encoder.model, ids, torch.ones_like(ids, dtype=torch.bool))
 
 
-def vector(encoder: Encoder, states: torch.Tensor) -> torch.Tensor:
-    """The normalised vector of a row, from its states (L, D)."""
+def vectors(encoder: Encoder, states: torch.Tensor) -> torch.Tensor:
+    """The normalised vector of a row, and its state of [CLS], (2, D), from its states (L, D)."""
     mask = torch.ones(1, len(states), dtype=torch.bool)
-    return nn.functional.normalize(pool(states[None], mask, encoder.pooling)[0], dim=-1)
+    return nn.functional.normalize(torch.stack([pool(states[None], mask, encoder.pooling)[0], states[0]]), dim=-1)
 
 
 class Windows:
@@ -97,7 +100,7 @@ class Windows:
         self.known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def of(self, body: Sequence[int], size: int, stride: int) -> torch.Tensor:
-        """The vectors of windows of `size` tokens, special tokens included, (windows, D).
+        """The `vectors` of windows of `size` tokens, special tokens included, (windows, 2, D).
 
         The last one ends with the text and is as long as the others: a short one with a key, which little dilutes,
         would be the closest to most questions, also to those about other keys.
@@ -108,7 +111,7 @@ class Windows:
         windows = [tuple(row_of(self.encoder.tokenizer, body[start : start + inner])) for start in starts]
         unknown = sorted({each for each in windows if each not in self.known}, key=len)
         for window, states in zip(unknown, read(self.encoder, unknown), strict=True):
-            self.known[window] = vector(self.encoder, states)
+            self.known[window] = vectors(self.encoder, states)
         return torch.stack([self.known[window] for window in windows])
 
 
@@ -143,16 +146,18 @@ def interval(hits: int, count: int) -> tuple[float, float]:
 
 def by_windows(source: Encoder, bodies: Sequence[Sequence[int]], questions: list[str]) -> dict[str, list[bool]]:
     """For each way of reading documents in windows whether it finds each key, and whether it finds filler instead."""
-    asked, windows = question_vectors(source, questions), Windows(source)
+    (asked, by_cls), windows = question_vectors(source, questions), Windows(source)
     ways: dict[str, list[bool]] = {}
     for size, stride in ((512, 510), (512, 255), (256, 254)):
         each = [windows.of(body, size, stride) for body in bodies]
         name = f"windows of {size}" + (", half overlapping" if stride < size - 2 else "")
-        best = torch.stack([(asked @ own.T).amax(1) for own in each], 1)
-        mean = torch.stack([nn.functional.normalize(own.mean(0), dim=-1) for own in each])
+        best = torch.stack([(asked @ own[:, 0].T).amax(1) for own in each], 1)
+        mean = torch.stack([nn.functional.normalize(own[:, 0].mean(0), dim=-1) for own in each])
         if size == 512 and stride == 510:
-            ways["source, first 512 tokens"] = found(asked @ torch.stack([own[0] for own in each]).T)
+            ways["source, first 512 tokens"] = found(asked @ torch.stack([own[0, 0] for own in each]).T)
         ways[f"source, best of {name}"] = found(best)
+        by_states = found(torch.stack([(by_cls @ own[:, 1].T).amax(1) for own in each], 1))
+        ways[f"source, best of {name}, by [CLS]"] = by_states
         ways[f"source, mean of {name}"] = found(asked @ mean.T)
         ways[f"– lost to filler: best of {name}"] = lost_to_filler(best)
     return ways
@@ -160,22 +165,29 @@ def by_windows(source: Encoder, bodies: Sequence[Sequence[int]], questions: list
 
 def by_conversion(converted: Encoder, bodies: Sequence[Sequence[int]], questions: list[str]) -> dict[str, list[bool]]:
     """The same for documents that the converted model reads as a whole."""
-    asked = question_vectors(converted, questions)
-    whole, passages = [], []
+    asked, by_cls = question_vectors(converted, questions)
+    whole, passages, marked = [], [], []
+    cls, sep = converted.tokenizer.cls_token_id, converted.tokenizer.sep_token_id
+    for body in bodies:
+        chunks = [[cls, *body[start : start + CHUNK]] for start in range(0, len(body), CHUNK)]
+        marked.append([*itertools.chain(*chunks), sep])
+    marks = [states[: -1 : CHUNK + 1].mean(0) for states in read(converted, marked, batch=2)]
     for states in read(converted, [row_of(converted.tokenizer, body) for body in bodies], batch=2):
-        whole.append(vector(converted, states))
+        whole.append(vectors(converted, states)[0])
         parts = states[1:-1].split(PASSAGE)
         passages.append(nn.functional.normalize(torch.stack([part.mean(0) for part in parts]), dim=-1))
     best = torch.stack([(asked @ own.T).amax(1) for own in passages], 1)
     return {
         "converted, one vector": found(asked @ torch.stack(whole).T),
         f"converted, best passage of {PASSAGE} tokens": found(best),
+        f"converted, mean of [CLS] each {CHUNK} tokens": found(by_cls @ nn.functional.normalize(torch.stack(marks)).T),
     }
 
 
 def question_vectors(encoder: Encoder, questions: list[str]) -> torch.Tensor:
-    """(questions, D)."""
-    return torch.stack([vector(encoder, states) for states in read(encoder, encoder.tokenizer(questions).input_ids)])
+    """The `vectors` of questions, (2, questions, D)."""
+    rows = encoder.tokenizer(questions).input_ids
+    return torch.stack([vectors(encoder, states) for states in read(encoder, rows)], 1)
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
