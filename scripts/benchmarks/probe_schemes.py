@@ -50,13 +50,14 @@ VARIANTS = {
     "none": ("t5", {}),  # with its table frozen at zero
     "alibi (asymmetric)": ("alibi", {"variant": "asymmetric"}),
     "t5 (max_distance 32)": ("t5", {"max_distance": 32}),
+    "cable (gate key)": ("cable", {"gate": "key"}),
     "dual_triangle, rope": (["dual_triangle", "rope"], {}),
     "absolute": ("absolute", {"out_of_range": "clip"}),
 }
 KNOWN = {name: (name, {}) for name in SCHEMES if not SCHEMES[name].required_inputs} | VARIANTS
 # What is probed by default, in the order of the card.
 MODELS = ["none", "rope", "alibi", "alibi (asymmetric)", "t5 (max_distance 32)", "relative_key", "harmonic"]
-MODELS += ["cable", "dual_triangle", "dual_triangle, rope", "absolute"]
+MODELS += ["cable", "cable (gate key)", "dual_triangle", "dual_triangle, rope", "absolute"]
 MODELS += ["shaw", "transformer_xl", "xlnet", "tupe", "cape", "sinusoidal"]
 PROTOCOL = "CPU seconds of training and test (time.process_time), in the JSON file alone"
 
