@@ -142,7 +142,7 @@ def plain_errors(options: Mapping[str, str] | None = None) -> Iterator[None]:
     except (ValueError, ModuleNotFoundError) as error:
         text = " ".join(str(error).split())
         for argument, option in (options or {}).items():
-            text = re.sub(rf"^{argument} = ", f"{option} ", text)
+            text = re.sub(rf"^(?:texts: )?{argument} = ", f"{option} ", text)
             text = re.sub(rf"^{argument}\['(\w+)'\] = ", rf"{option} \1=", text)
         print_message("Error", text)
         raise typer.Exit(2) from None

@@ -82,6 +82,8 @@ def test_compare(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json"]
     narrow = compare_models(folder / "teacher", folder / "student", [folder / "text.txt"], lengths=[48], window=2)
     assert narrow["lengths"][0]["token_cosine"] != found["lengths"][1]["token_cosine"]
+    with pytest.raises(ValueError, match="attention_window = 0"):
+        compare_models(folder / "teacher", folder / "student", [folder / "text.txt"], window=0)
     with pytest.raises(ValueError, match=r"--window 2: .* is no model of this package"):
         compare_models(folder / "teacher", folder / "teacher", [folder / "text.txt"], window=2)
 

@@ -19,8 +19,8 @@ OPTIONS = {
     "position_embedding_type": "--scheme",
     "position_options": "--option",
     "method_options": "--method-option",
-    "text": "--text",
-    **{name: f"--{name}" for name in ("method", "seed", "architecture", "revision", "device")},
+    "texts": "--text",
+    **{name: f"--{name}" for name in ("text", "out", "method", "seed", "architecture", "revision", "device")},
 }
 
 
@@ -102,8 +102,11 @@ def convert(
             raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
         if fast and faithful:
             raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
-        if (fast or faithful) and not text:
-            raise ValueError("--fast and --faithful learn from text, some hundred sentences; give --text FILE")
+        preset = "--fast" if fast else "--faithful" if faithful else ""
+        if preset and method not in (None, "distil"):
+            raise ValueError(f"{preset} and --method {method}: it learns by distil; leave one of them out")
+        if preset and not text:
+            raise ValueError(f"{preset} learns from text, some hundred sentences; give --text FILE")
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")
@@ -120,7 +123,7 @@ def convert(
             position_options=options,
             method=method,
             method_options=method_options,
-            quality="fast" if fast else "faithful" if faithful else None,
+            quality=preset[2:] or None,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
             seed=seed,
@@ -201,15 +204,13 @@ def demo(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("demo-out"),
-    steps: Annotated[
-        int, typer.Option(help="Steps of the conversion; every third brings one on long rows.", min=1)
-    ] = 120,
+    steps: Annotated[int, typer.Option(help="Steps to convert by; each third adds one on long rows.", min=1)] = 120,
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
     """Convert a BERT for texts of 4 times its length; find in them what it could not read."""
     console = console_for(json_file)
-    with plain_errors(), plain_warnings():
+    with plain_errors(OPTIONS), plain_warnings():
         check_free(out, overwrite)
         check_json(json_file)
         with timed_step(console, "0. PyTorch and Transformers imported"):

@@ -9,6 +9,8 @@ from ..console import ProgressCallback
 from ..data.batching import Row
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import cut_windows, warn_of_unknown_tokens
+from ..models.checks import check_fields
+from ..models.configuration_relpos_bert import RelPosBertConfig
 from .inspection import model_max_length
 from .loading import load_encoder
 from .model_fidelity import default_lengths, fidelity
@@ -52,9 +54,10 @@ def compare_models(
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
     if window is not None:
-        if not hasattr(other.model.config, "attention_window"):
+        if not isinstance(other.model.config, RelPosBertConfig):
             raise ValueError(f"--window {window}: {student} is no model of this package, which reads in windows")
         other.model.config.attention_window = window
+        check_fields(other.model.config)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
     windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
     warn_of_unknown_tokens(unknown)

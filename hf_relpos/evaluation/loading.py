@@ -1,5 +1,6 @@
 """Load models, tokenizers and poolings from a folder or Hub repository, with errors that name the remedy."""
 
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -228,6 +229,7 @@ def load_encoder(name: str | Path, tokenizer: str | Path | None = None, pooling:
         ValueError: for an unknown pooling, as `load_model` and `load_tokenizer`, and for a tokenizer with more tokens
             than the model's vocabulary.
     """
+    name, tokenizer = os.path.expanduser(name), tokenizer and os.path.expanduser(tokenizer)
     pooling = pooling or pooling_of(name) or "mean"
     check_pooling(pooling)
     model, words = load_model(name), load_tokenizer(tokenizer or name)

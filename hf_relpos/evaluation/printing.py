@@ -15,8 +15,8 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
     entries = {f"{entry.length:,}": entry for entry in fidelity.lengths}
     past = {name: entry for name, entry in entries.items() if entry.reference != "teacher"}
     rows = [(name + " *" * (name in past), str(entry.windows), *entry.cosine_cells) for name, entry in entries.items()]
-    columns = ["tokens", "windows", "token", "sentence"]
-    print_table(console, "Cosine to the source", columns, rows)
+    window = f", read in attention_window = {size}" if (size := results.get("attention_window")) else ""
+    print_table(console, f"Cosine to the source{window}", ["tokens", "windows", "token", "sentence"], rows)
     notes = [
         f"* compared with the source's states of overlapping windows, whose own cosine to those of other windows is "
         f"{entry.other_windows:.3f} at {name}"
@@ -27,8 +27,7 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
         console.print("\n".join(notes), markup=False, highlight=False)
     quarters = [(name, *(f"{each:.3f}" for each in entry.token_cosine_by_quarter)) for name, entry in past.items()]
     if quarters:
-        columns = ["tokens", "1st", "2nd", "3rd", "4th"]
-        print_table(console, "Token cosine by quarter of the text", columns, quarters)
+        print_table(console, "Token cosine by quarter of the text", ["tokens", "1st", "2nd", "3rd", "4th"], quarters)
     masked = [(name, f"{e.masked.tokens:,}", *e.masked_cells) for name, e in entries.items() if e.masked]
     if masked:
         columns = ["tokens", "masked", "same prediction", "source right", "result right"]

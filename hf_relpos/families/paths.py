@@ -12,12 +12,10 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path | None
     Raises:
         ConversionError: for a file, and for a local folder with a revision.
     """
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))  # unlike Path's, leaves the home of no user as it is
     if os.path.isdir(folder):  # unlike Path's, false for a name that is too long
         if revision is not None:
-            raise ConversionError(
-                f"revision = {revision!r}: {source} is a local folder, which has one state; leave it out"
-            )
+            raise ConversionError(f"revision = {revision!r}: {source} is a local folder, without any; leave it out")
         return folder.resolve()
     if os.path.exists(folder):
         raise ConversionError(f"source = '{source}' is a file; give the folder that holds config.json")
@@ -51,6 +49,4 @@ def check_free(out: str | Path, overwrite: bool) -> None:
     if os.path.exists(path) and not os.path.isdir(path):
         raise ConversionError(f"out = '{out}' is a file; choose a folder")
     if os.path.exists(path) and not overwrite:
-        raise ConversionError(
-            f"out = '{out}' exists; choose another folder, or replace it with overwrite=True (--overwrite)"
-        )
+        raise ConversionError(f"out = '{out}' exists; choose another folder, or overwrite=True (--overwrite)")

@@ -56,12 +56,10 @@ class Optimized:
     def __str__(self) -> str:
         if self._modules is None:
             return "undone: the model is as it was before"
-        lines = [
-            f"{each.name or 'the model'}: {each.family}, {each.layers} layers; {each.effect}" for each in self.encoders
-        ]
-        if self.linear is not None:
+        lines = [f"{e.name or 'the model'}: {e.family}, {e.layers} layers; {e.effect}" for e in self.encoders]
+        if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
-        lines += [str(each) for each in (self.rounded, self.agreement) if each]
+        lines += map(str, filter(None, (self.rounded, self.agreement)))
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
         return "\n".join(lines) or "nothing is changed"
 
@@ -134,8 +132,9 @@ def optimize(model: Any, precision: str | None = "float32", unpad: bool = True, 
     if not encoders and not left:
         stranger = next((each for each in root.modules() if isinstance(each, PreTrainedModel)), None)
         if stranger is not None:
+            what = "attention and padding are not known" if unpad else "attention without unpadding is left as it is"
             rest = "only its linear layers are changed" if library.is_used and layers else "nothing is changed"
-            left.append(Skipped("", type(stranger).__name__, f"attention and padding are not known here; {rest}"))
+            left.append(Skipped("", type(stranger).__name__, f"{what} here; {rest}"))
     inside = {layer for encoder in _encoders(root) for layer in encoder.modules()}
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
     products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
