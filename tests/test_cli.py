@@ -231,7 +231,9 @@ def test_schemes(monkeypatch):
         ("convert no/such/folder OUT", 2, "source = 'no/such/folder': there is no such folder"),
         ("inspect ~nobody/bert", 2, "source = '~nobody/bert': there is no such folder"),
         ("compare a/b c/d --text no.txt", 2, "--text 'no.txt': there is no such file"),
-        ("export . .", 2, "out = '.' exists"),
+        ("export . .", 2, "Error: out = '.' exists"),
+        ("convert a/b .", 2, "Error: out = '.' exists"),
+        ("demo --out .", 2, "Error: --out '.' exists"),
         ("schemes --json no/such/file.json", 2, "no/such"),
     ],
 )

@@ -80,17 +80,20 @@ def test_compare(folder, tmp_path):
     for words in ("128 *", "Cosine to the source", "Masked tokens, %", f"Verdict: {found['verdict']}."):
         assert words in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json"]
-    narrow = compare_models(folder / "teacher", folder / "student", [folder / "text.txt"], lengths=[48], window=2)
-    assert narrow["lengths"][0]["token_cosine"] != found["lengths"][1]["token_cosine"]
+    arguments = ("--text", folder / "text.txt", "--lengths", 48, "--window", 2, "--json", out)
+    result = run("compare", folder / "teacher", folder / "student", *arguments)
+    narrow = json.loads(out.read_text())["lengths"][0]
+    assert narrow["token_cosine"] != found["lengths"][1]["token_cosine"] and "attention_window = 2" in result.output
     with pytest.raises(ValueError, match="attention_window = 0"):
         compare_models(folder / "teacher", folder / "student", [folder / "text.txt"], window=0)
     with pytest.raises(ValueError, match=r"--window 2: .* is no model of this package"):
         compare_models(folder / "teacher", folder / "teacher", [folder / "text.txt"], window=2)
 
 
-def test_compare_by_default(folder):
+def test_compare_by_default(folder, monkeypatch):
     """A model with itself; the lengths follow its limit, and those past it are not read."""
-    result = run("compare", folder / "teacher", folder / "teacher", "--text", folder / "text.txt", "--tokens", 64)
+    monkeypatch.setenv("HOME", str(folder))
+    result = run("compare", "~/teacher", folder / "teacher", "--text", folder / "text.txt", "--tokens", 64)
     assert result.exit_code == 0, result.output
     assert "Verdict: safe inside 64; past 64 the result reads nothing." in result.output
     assert "256 tokens not measured: the student reads 64 tokens" in result.output

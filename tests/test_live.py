@@ -7,6 +7,8 @@ import pytest
 import torch
 from stock import older_than
 from transformers import (
+    BertConfig,
+    BertModel,
     DebertaConfig,
     DebertaModel,
     DebertaV2Config,
@@ -300,6 +302,8 @@ def test_what_is_left_is_named_with_its_reason():
     assert "replaced the forward" in attention_alone(model).left[0].reason
 
     assert "nothing is changed" in str(attention_alone(torch.nn.Linear(2, 2)))
+    bert = attention_alone(BertModel(BertConfig(**SIZES)))
+    assert "(BertModel): attention without unpadding is left as it is here; nothing is changed" in str(bert)
     with pytest.raises(TypeError, match="takes a torch"):
         attention_alone("microsoft/deberta-v3-base")
 

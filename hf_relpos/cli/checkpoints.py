@@ -20,7 +20,7 @@ OPTIONS = {
     "position_options": "--option",
     "method_options": "--method-option",
     "texts": "--text",
-    **{name: f"--{name}" for name in ("text", "out", "method", "seed", "architecture", "revision", "device")},
+    **{name: f"--{name}" for name in ("text", "method", "seed", "architecture", "revision", "device")},
 }
 
 
@@ -210,7 +210,7 @@ def demo(
 ) -> None:
     """Convert a BERT for texts of 4 times its length; find in them what it could not read."""
     console = console_for(json_file)
-    with plain_errors(OPTIONS), plain_warnings():
+    with plain_errors({"out": "--out"}), plain_warnings():
         check_free(out, overwrite)
         check_json(json_file)
         with timed_step(console, "0. PyTorch and Transformers imported"):

@@ -17,7 +17,6 @@ def advanced(help: str, *names: str, metavar: str | None = None, **settings: Any
 
 
 TEXT = "Text: .txt, .jsonl, .tsv, .csv, compressed or not, a folder of these, or a Hub dataset."
-
 FIELD = "Key or column in .jsonl, .tsv, .csv and datasets; 'text' by default. Repeated: one for each text, in order."
 JSON = "JSON file to write; with - it is printed, and all else goes to standard error."
 JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
