@@ -33,7 +33,7 @@ PASSAGES = 1_000_000
 PROTOCOL = "wall time; each run in a process of its own"
 INTRODUCTION = """# A corpus on the CPU
 
-[`run_encode.py`](../../serve.md#a-corpus) encodes a data set with Ray Data and `hf_relpos.optimize`. Here it is
+[`run_encode.py`](../../serve.md#encode-a-corpus) encodes a data set with Ray Data and `hf_relpos.optimize`. Here it is
 compared with sentence-transformers, for {model}. Tokens are counted without padding.
 
 - Speed: {texts} abstracts of the ACL anthology. `start` is what a run takes beside the rate: models, processes, Ray.
