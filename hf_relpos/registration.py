@@ -54,8 +54,8 @@ def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
             else f"Convert it with `hf-relpos convert {source} OUT`, and load OUT"
         )
         warnings.warn(
-            f"{source}: {stock} of Transformers has left out its relative positions (distance_embedding), and "
-            f"computes something else than the model that was trained. {remedy}",
+            f"{source}: {stock} of Transformers dropped its relative positions (distance_embedding), so its outputs "
+            f"are wrong. {remedy}",
             stacklevel=level_of_the_loader(),
         )
     return True
@@ -78,9 +78,9 @@ def warn_of_unfilled_buffers(module: nn.Module, name: str, buffer: torch.Tensor 
     _warned.add(kind.__module__)
     ours = "; hf_relpos reads this architecture without that code: load it inside hf_relpos.patch_transformers()"
     warnings.warn(
-        f"{kind.__name__}, remote code, computes its buffer {name} when it is built, and Transformers 5 leaves such "
-        "buffers unfilled, unless that code fills them itself. After loading, run hf_relpos.fill_buffers(model); it "
-        f"says what it has filled{ours if READ_HERE.search(kind.__module__) else ''}",
+        f"{kind.__name__} (remote code) computes the buffer {name} in __init__; Transformers 5 leaves such buffers "
+        "uninitialised, unless the code fills them itself. After loading, run hf_relpos.fill_buffers(model), which "
+        f"names and fills them{ours if READ_HERE.search(kind.__module__) else ''}",
         stacklevel=level_of_the_loader(),
     )
 

@@ -13,14 +13,14 @@ from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars,
 
 
 # What the list says of `out_of_range`.
-PAST = {"clip": "last row", "zero": "no term", "extrapolate": "goes on"}
+PAST = {"clip": "last row", "zero": "no term", "extrapolate": "computed"}
 
 
 def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code, and name buffers left unfilled.")
+        bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code, and list uninitialised buffers.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -34,7 +34,7 @@ def inspect(
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
         if trust_remote_code:
-            typer.echo(f"{'unfilled':16}{_unfilled(source, revision)}", err=json_file == STDOUT)
+            typer.echo(f"{'uninitialised':16}{_unfilled(source, revision)}", err=json_file == STDOUT)
         found = asdict(inspect_checkpoint(source, revision))
         write_json(json_file, found)
     tables = found["tables"]
@@ -46,7 +46,7 @@ def inspect(
 
 
 def _unfilled(source: str, revision: str | None) -> str:
-    """The buffers that Transformers leaves unfilled in a model of remote code, which is loaded and run for it."""
+    """Load a model with its remote code, and list the buffers that Transformers leaves uninitialised."""
     from transformers import AutoModel
 
     from ..families.buffers import unfilled_buffers
@@ -57,10 +57,10 @@ def _unfilled(source: str, revision: str | None) -> str:
 
 
 def schemes(
-    name: Annotated[str | None, typer.Argument(help="A scheme: print its options and backends.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Scheme to describe; default: list all.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """List the position schemes; with NAME, the options of one and the backends that compute it."""
+    """List the position schemes; with NAME, print the options of one and the backends that compute it."""
     with plain_errors():
         check_json(json_file)
         with spinner(LOADING):
@@ -71,8 +71,8 @@ def schemes(
             rows = {each: _describe_scheme(SCHEMES[each]) for each in _by_use()}
             table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
             table.caption = (
-                "sides: tells left from right · past the trained range: the last row, no term, goes on, or an error\n"
-                "target: of convert --text · hf-relpos schemes NAME: source, options, backends"
+                "sides: tells left from right · past: terms beyond the trained range (last row, no term, computed, "
+                "error)\ntarget: of convert --text · hf-relpos schemes NAME: source, options, backends"
             )
             table.columns[0].no_wrap = True
             for each, row in rows.items():
@@ -150,7 +150,8 @@ def families(json_file: JsonFile = None) -> None:
             for name, family in FAMILIES.items()
         ]
         shown = ("checkpoints", "told by", "positions")
-        table = new_table(*shown, "direct", caption="direct: from_pretrained reads it, too")
+        columns = ("checkpoints", "recognised by", "positions", "direct")
+        table = new_table(*columns, caption="direct: from_pretrained reads it, too")
         table.columns[-1].justify = "center"
         table.columns[1].min_width = len("use_relative_position")  # the longest field, of NEZHA: not broken
         for each in rows:

@@ -33,8 +33,8 @@ def held_out_fidelity(
 ) -> dict[str, Any]:
     """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
 
-    Both models are left with the default attention. `skipped` lists the lengths that the text does not fill. `pairs`
-    has the token cosine in each segment of pairs, for a source that reads pairs.
+    Both models keep the default attention. `skipped` lists the lengths that the text does not fill. If the source
+    reads segment pairs, `pairs` has the token cosine in each segment.
     """
     limit = conversion.limit
     lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
@@ -46,14 +46,14 @@ def held_out_fidelity(
         windows += gather(conversion, tokenizer, "check", tokens, (length,), seed, 0.0).ids
     rows_by_length = _cut(tokenizer, windows, lengths)
     if not rows_by_length:
-        return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens; give more text"}
+        return {"skipped": f"no held-out text fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
     for model in (student, teacher):
         model.set_attn_implementation(AUTO)
     result = fidelity(teacher, student, rows_by_length, mask_token_id=mask, seed=seed, progress=progress)
     for length in lengths:
         if length not in rows_by_length:
-            result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
+            result.skipped[length] = f"no held-out text fills {length:,} tokens; give more text"
     found = result.to_dict()
     layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is not None:
@@ -68,9 +68,9 @@ def held_out_fidelity(
 
 @torch.inference_mode()
 def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel) -> dict[str, Any]:
-    """The content of `details["speed"]`: seconds of both encoders for one row as long as the source reads, and where.
+    """The content of `details["speed"]`: seconds of both encoders for one row of the source's limit, and the device.
 
-    Each is the fastest of several runs, in turns, since other processes only make a run slower.
+    Each is the fastest of several runs, in turns, because other processes only make a run slower.
     """
     length = min(EVALUATED_LENGTHS[-1], teacher.config.max_position_embeddings)
     ids = torch.full((1, length), 5, device=student.device).clamp_max(student.config.vocab_size - 1)

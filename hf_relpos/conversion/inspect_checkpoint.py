@@ -90,19 +90,19 @@ def _elsewhere(spec: CheckpointSpec) -> str:
     if spec.family is OWN or not spec.config.get("auto_map"):
         return said
     return (
-        f"{said}. Its remote code: Transformers leaves buffers unfilled that are computed when the model is built; "
-        "hf_relpos.fill_buffers(model) names and fills them, and --trust-remote-code looks for them here"
+        f"{said}. With its remote code, Transformers leaves buffers uninitialised that are computed when the model is "
+        "built; hf_relpos.fill_buffers(model) names and fills them, and --trust-remote-code lists them"
     )
 
 
 def _without_remote_code(spec: CheckpointSpec) -> str:
     if spec.family is OWN:
-        return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
+        return "loads it after `import hf_relpos`, or with trust_remote_code=True if its code was saved with it"
     if spec.legacy_attention is not None:
-        return "loads it without its relative positions, which its load report lists as UNEXPECTED: other outputs"
+        return "silently wrong: it drops the relative positions, and the load report lists them as UNEXPECTED"
     if spec.family.stock is None:
-        return "has no class for it: read as a BERT its feed-forward weights would be random"
-    return "loads it as it is; hf_relpos.optimize(model) makes that faster on a CPU"
+        return "has no class for it; loaded as a BERT, its feed-forward weights would be random"
+    return "loads it right; hf_relpos.optimize(model) makes it faster on a CPU"
 
 
 def _load(spec: CheckpointSpec, name: str) -> str:

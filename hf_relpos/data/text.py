@@ -41,10 +41,10 @@ def pair_fields(
     paths = list(sources)
     for path in paths:
         if not isinstance(path, str | Path) or not str(path).strip():
-            raise TextError(f"text = {path!r} is no path; give the name of a file, folder or Hub dataset")
+            raise TextError(f"text = {path!r} is not a path; give the name of a file, folder or Hub dataset")
     names = [field] if isinstance(field, str) else list(field)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise TextError(f"field = {field!r} is no name of a key or column (--field); give one, such as 'text'")
+        raise TextError(f"field = {field!r} is not the name of a key or column (--field); give one, such as 'text'")
     if len(names) == 1:
         names *= len(paths)
     if len(names) != len(paths):
@@ -156,7 +156,7 @@ def find_text(source: str | Path) -> Path | None:
         return path
     if URL.match(str(source)):
         url = re.sub(":/+", "://", str(source), count=1)  # `Path` removes one slash
-        raise TextError(f"text = '{url}': nothing is read from the web; download it and give the file's path")
+        raise TextError(f"text = '{url}' is a URL, which is not read; download it and give the file's path")
     if (
         text_suffix(path) in SUFFIXES  # another dot may belong to a version: user/corpus-1.5
         or path.suffix in OPENERS
@@ -175,7 +175,7 @@ def _documents(source: str | Path, field: str) -> Iterator[str]:
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
         if not files:
-            raise TextError(f"text = '{source}': no .txt, .jsonl, .tsv or .csv file in the folder")
+            raise TextError(f"text = '{source}': the folder has no .txt, .jsonl, .tsv or .csv file; add one")
         for file in files:
             yield from _read_file(file, field)
     else:
@@ -217,7 +217,7 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
         raise TextError(
-            f"text = {source!r}: there is no such file, and to read a Hub dataset of that name, `pip install datasets`"
+            f"text = {source!r}: no such file; to read a Hub dataset of that name, `pip install datasets`"
         ) from error
     full = f"{user}/{repository}" if repository else user
     try:
@@ -225,7 +225,7 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         for number, row in enumerate(rows, 1):
             if field not in row:
                 raise TextError(
-                    f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field (--field)"
+                    f"text = {source!r}: rows have {', '.join(row)}, but not {field!r}; name one with field (--field)"
                 )
             if row[field] is not None:
                 yield text_field(source, number, field, row[field])
@@ -233,5 +233,5 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         if isinstance(error, TextError):
             raise
         raise TextError(
-            f"text = {source!r}: there is no such file, and no such Hub dataset could be opened ({error})"
+            f"text = {source!r}: no such file, and no such Hub dataset could be opened ({error}); check the name"
         ) from error

@@ -39,7 +39,7 @@ def compare_models(
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
-        window: `attention_window` that the student reads in; None for that of its configuration.
+        window: `attention_window` of the student; None for that of its configuration.
 
     Returns:
         The content of the JSON file.
@@ -50,12 +50,14 @@ def compare_models(
     """
     pair_fields(text, field)
     if lengths and min(lengths) < 3:
-        raise ValueError(f"--lengths {min(lengths)}: [CLS] and [SEP] take two tokens; give 3 or more")
+        raise ValueError(f"--lengths {min(lengths)} is too short: [CLS] and [SEP] are two tokens; give 3 or more")
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
     if window is not None:
         if not isinstance(other.model.config, RelPosBertConfig):
-            raise ValueError(f"--window {window}: {student} is no model of this package, which reads in windows")
+            raise ValueError(
+                f"--window {window}: {student} is not a model of hf_relpos, so it has no attention window"
+            )
         other.model.config.attention_window = window
         check_fields(other.model.config)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))

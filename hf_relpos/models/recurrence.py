@@ -84,8 +84,8 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
     rows, length = memory.mask.shape
     if len(memory.states) != config.num_hidden_layers:
         raise ValueError(
-            f"memory holds the inputs of {len(memory.states)} layers, and this model has "
-            f"{config.num_hidden_layers}; it comes from another model"
+            f"memory has states of {len(memory.states)} layers, but this model has {config.num_hidden_layers}; pass "
+            "the memory of this model"
         )
     shapes = {tuple(state.shape) for state in memory.states}
     if shapes != {(rows, length, config.hidden_size)}:
@@ -95,13 +95,11 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
             "another model?"
         )
     if rows != batch:
-        raise ValueError(
-            f"memory has {rows} rows, and the segment has {batch}; memory.select(rows) takes those that go on"
-        )
+        raise ValueError(f"memory has {rows} rows, but the segment has {batch}; select rows with memory.select(rows)")
     if length > config.memory_length:
         raise ValueError(
-            f"memory holds {length} tokens, and config.memory_length = {config.memory_length}; raise that, or begin "
-            "again without memory"
+            f"memory has {length} tokens, but config.memory_length = {config.memory_length}; raise it, or start "
+            "without memory"
         )
 
 

@@ -388,7 +388,7 @@ def _largest_distance(positions: torch.Tensor) -> int:
     largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
     smallest, distance = int(largest.min), int(largest.max)
     if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
-        raise ValueError(f"position_ids of one row are more than {MAX_COUNT:,} apart; let them be near each other")
+        raise ValueError(f"position_ids of a row differ by more than {MAX_COUNT:,}; give a smaller range")
     return distance
 
 
@@ -406,9 +406,8 @@ def _with_memory(
     memory_mask = memory.mask.to(device)
     if attention_mask is not None and attention_mask.dim() == 4 and config.attention_window:
         raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; with a memory and attention_window, it does not show where a row begins: "
-            "use a dynamic cache, or give (batch, length)"
+            f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static cache; a "
+            "memory with attention_window requires (batch, length): use a dynamic cache, or give that shape"
         )
     is_token = token_mask(attention_mask, batch, keys, device)
     with_memory = torch.cat([memory_mask, is_token], dim=-1)
