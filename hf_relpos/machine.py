@@ -48,14 +48,14 @@ STOCK: dict[str, dict[str, Any]] = {
     "modernbert": {"local_attention": 8},
     "esm": {"position_embedding_type": "rotary"},
 }
-if "gte" not in CONFIG_MAPPING:  # the installed Transformers is older than 5.18
+if "gte" not in transformers.CONFIG_MAPPING:  # the installed Transformers is older than 5.18
     del STOCK["gte"]
 # Run where this package cannot be imported: prints the error of the outputs of a saved folder.
 ELSEWHERE = """
 import sys
 sys.modules["hf_relpos"] = None
 import torch
-from transformers import CONFIG_MAPPING, AutoModel
+from transformers import AutoModel
 folder = sys.argv[1]
 model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
 ids, expected = torch.load(folder + "/case.pt", weights_only=True)
