@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 from errors import raises
+from fuzzing import strided
+from hypothesis import given, strategies as st
 from torch import nn
 from torch.func import functional_call
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, pipeline
@@ -48,6 +50,22 @@ def test_every_token_has_its_own_scale():
         assert torch.equal(layer(rows[None, :1])[0], found[:1])  # and what others hold changes no number
         assert layer(rows[:0]).shape == (0, 160) and layer(torch.zeros(2, 96)).isfinite().all()
     assert not torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("kind", [Bfloat16Linear, Int8Linear])
+@given(data=st.data())
+@torch.no_grad()
+def test_low_precision_of_any_strides(kind, data):
+    """As of contiguous tensors: the products get copies of what they would read past."""
+    size, features = (data.draw(st.sampled_from([1, 3, 8])) for _ in range(2))
+    rows = strided(data.draw, *data.draw(st.sampled_from([(1,), (2, 3), (9,), (), (0,)])), size)
+    layer, plain = kind(size, features), kind(size, features)
+    layer.weight, layer.bias = (nn.Parameter(strided(data.draw, *shape)) for shape in ((features, size), (features,)))
+    plain.weight, plain.bias = (
+        nn.Parameter(each.clone(memory_format=torch.contiguous_format)) for each in layer.parameters()
+    )
+    for _ in range(3):  # the weight is kept from the first call or the second on
+        torch.testing.assert_close(layer(rows), plain(rows.contiguous()), rtol=2e-2, atol=2e-2)
 
 
 def test_changed_weights_are_rounded_again():

@@ -114,7 +114,7 @@ def multiply_int8(
     steps = torch.maximum(rows.amax(-1, True), rows.amin(-1, True).neg_()).clamp_(min=TINY).div_(LARGEST)
     out = multiply_matrices_int8((rows / steps).round_().to(torch.int8), rounded).to(rows.dtype).mul_(steps)
     out = out.mul_(scales) if bias is None else torch.addcmul(bias, out, scales, out=out)
-    return out.unflatten(0, input.shape[:-1]) if input.dim() != 2 else out
+    return out.view(*input.shape[:-1], out.shape[1])
 
 
 @dataclass(frozen=True)
