@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library
+from ..attention.weight_cache import CachingLinear, forget
 from ..families.family import module_of
 from ..families.registry import LIVE
 from ..models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
@@ -46,6 +47,14 @@ class Optimized:
         while self._modules:
             restore(self._modules.pop())
         self._modules = None
+
+    def refresh(self) -> None:
+        """Drop rounded copies of weights. The next call makes them again.
+
+        Needed after a write through `.data` or NumPy to single elements of a weight. All other writes are seen.
+        """
+        for module in self._modules or ():
+            forget(module)
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +148,7 @@ def optimize(model: Any, precision: str | None = "float32", unpad: bool = True, 
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
     products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
     products += f" ({rates_of(library)})"
-    if already := sum(isinstance(module, FastLinear | Bfloat16Linear | Int8Linear) for module in root.modules()):
+    if already := sum(isinstance(module, FastLinear | CachingLinear) for module in root.modules()):
         products += f"; {already} are as an earlier call left them"
     halves = []
     if library.is_used and precision is not None:
