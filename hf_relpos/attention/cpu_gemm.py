@@ -31,6 +31,7 @@ from torch import nn
 
 from ..host.torch import fits_onednn_linear, has_onednn_linear, onednn_activation, onednn_linear, onednn_matmul
 from .tracing import is_traced, is_transformed
+from .weight_cache import CachingLinear
 
 
 SETTING = "HF_RELPOS_FAST_PRODUCTS"
@@ -227,7 +228,7 @@ class _Linear(torch.autograd.Function):
         return d_rows, d_weight, by_row.sum(0) if ctx.needs_input_grad[2] else None
 
 
-class FastLinear(nn.Linear):
+class FastLinear(CachingLinear):
     """`torch.nn.Linear` with the products of `linear`. A live layer is given this class."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from ..attention.weight_cache import CachingLinear, forget
 from ..families.family import module_of
 from ..families.registry import LIVE
 from ..models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
+from ..schemes.projection_cache import forget_projections
 from .accelerate import TAKEN_OUT, Accelerated, Skipped, reader_of_padding, restore, substitute
 from .fused import fused
 from .low_precision import Agreement, Bfloat16Linear, Comparison, Int8Linear, Sample, quantize
@@ -44,17 +45,19 @@ class Optimized:
 
     def undo(self) -> None:
         """Give the modules that this call changed what they had. A second call does nothing."""
+        self.refresh()
         while self._modules:
             restore(self._modules.pop())
         self._modules = None
 
     def refresh(self) -> None:
-        """Drop rounded copies of weights. The next call makes them again.
+        """Drop rounded copies of weights, and projections of positions. The next call makes them again.
 
         Needed after a write through `.data` or NumPy to single elements of a weight. All other writes are seen.
         """
         for module in self._modules or ():
             forget(module)
+            forget_projections(module)
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +151,7 @@ def optimize(model: Any, precision: str | None = "float32", unpad: bool = True, 
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
     products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
     products += f" ({rates_of(library)})"
-    if already := sum(isinstance(module, FastLinear | CachingLinear) for module in root.modules()):
+    if already := sum(isinstance(module, CachingLinear) for module in root.modules()):
         products += f"; {already} are as an earlier call left them"
     halves = []
     if library.is_used and precision is not None:
