@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library
+from ..attention.weight_cache import CachingLinear, forget
+from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
 from .find import modules_of
 from .fused import fused
@@ -44,9 +46,19 @@ class Optimized:
         A second call does nothing.
         """
         with CALLS.none():
+            self.refresh()
             while self._modules:
                 restore(self._modules.pop())
             self._modules = None
+
+    def refresh(self) -> None:
+        """Drop rounded copies of weights, and projections of positions. The next call makes them again.
+
+        Needed after a write through `.data` or NumPy to single elements of a weight. All other writes are seen.
+        """
+        for module in self._modules or ():
+            forget(module)
+            forget_projections(module)
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +170,7 @@ def _change_products(
     rounded = [layer for layer in layers if precision != "float32" and layer in inside]
     handle.products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
     handle.products += f" ({rates_of(library)})"
-    if already := sum(isinstance(module, FastLinear | Bfloat16Linear | Int8Linear) for module in modules):
+    if already := sum(isinstance(module, CachingLinear) for module in modules):
         handle.products += f"; {already} are as an earlier call left them"
     changed += layers
     if library.is_used and precision is not None:
