@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..host.loader import converted_tensors
 from ..models import checkpoint_files
 from .checkpoint import SAFETENSORS_FILES, snapshot
+from .loading import state_dict
 
 
 def find_weights(model: PreTrainedModel, source: Any = None) -> list[str]:
@@ -53,6 +54,12 @@ def stored_tensors(
     Raises:
         ValueError: for a broken file.
     """
+    if contents and getattr(model.config, "converted_from", None):
+        architecture = type(model).__name__.removeprefix("RelPos")
+        found = state_dict(os.path.dirname(files[0]), architecture, {}, by_tensors=True)
+        if found is not None:  # of another architecture, which ours read as a whole
+            yield from converted_tensors(model, found[1], found[1].__getitem__)
+            return
     owner: dict[str, Any] = {}
     with ExitStack() as stack:
         for path in files:

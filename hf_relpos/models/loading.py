@@ -53,7 +53,7 @@ def load(
         The model, and with `output_loading_info=True` its loading info.
 
     Raises:
-        ValueError: for broken files, and as `check_loaded`.
+        ValueError: for broken files, and as `check_encoder`.
     """
     output_loading_info = arguments.pop("output_loading_info", False)
     check_local(source, arguments)
@@ -63,13 +63,13 @@ def load(
     if model._hf_peft_config_loaded:  # the info is about the adapters
         info = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
     try:
-        check_loaded(model, info, source, arguments)
+        check_encoder(model, info, source, arguments)
     except ValueError:
         found = read_other_architecture(kind, source, arguments, by_tensors=True)
         if found is None:
             raise
         model, info = load_prepared(from_pretrained, source, args, found)
-        check_loaded(model, info, source, arguments)
+        check_encoder(model, info, source, arguments)
     return model
 
 
@@ -189,7 +189,7 @@ def in_body(name: str) -> bool:
     return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
 
 
-def check_loaded(
+def check_encoder(
     model: PreTrainedModel, info: Mapping[str, Iterable[Any]], source: Any, arguments: Mapping[str, Any]
 ) -> None:
     """Reject a model whose encoder differs from the checkpoint. With an empty `state_dict` all weights may be new.

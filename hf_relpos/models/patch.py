@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig, other_architecture
-from .loading import check_loaded, hub_arguments, load_prepared, read_other_architecture
+from .loading import check_encoder, hub_arguments, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .saved_code.remote_code import installed
 
@@ -152,7 +152,7 @@ def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: Mapping[str, Any
         return None
     found.pop("output_loading_info", None)
     model, info = load_prepared(super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), found)
-    check_loaded(model, info, path, kwargs)
+    check_encoder(model, info, path, kwargs)
     return model, info
 
 
@@ -227,7 +227,7 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
             return model, info
         if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # otherwise `info` is the adapter's
             try:
-                check_loaded(model, info, pretrained_model_name_or_path, kwargs)
+                check_encoder(model, info, pretrained_model_name_or_path, kwargs)
             except ValueError:
                 found = _read_by_tensors(ours, pretrained_model_name_or_path, config, kwargs)
                 if found is None:
