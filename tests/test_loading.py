@@ -260,7 +260,10 @@ LOST = {
     "a weight": ("encoder.layer.1.output.dense.bias", r"lack 1 of .*layer\.1\.output\.dense\.bias.*Restore the file"),
     "word embeddings": ("embeddings.word_embeddings.weight", r"lack 1 of .*word_embeddings.*Restore the file"),
     "token types": ("embeddings.token_type_embeddings.weight", r"lack 1 of .*token_type.*Restore the file"),
-    "a table": ("encoder.layer.1.attention.self.distance_embedding", r"'shaw', but the weights lack .*layer\.1\."),
+    "a table": (
+        "encoder.layer.1.attention.self.distance_embedding",
+        r"'shaw' needs tables, and the weights lack .*layer\.1\.",
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 """Folders of sentence-transformers: the encoder is converted, the modules around it stay as they are."""
 
+import functools
 import json
 
 import pytest
@@ -102,6 +103,14 @@ REFUSED = {
     "own code": (lambda source: edit_modules(source, 1, type="own.Pooling"), "type = 'own.Pooling' is code of"),
     "outside": (lambda source: edit_modules(source, 2, path="../2_Dense"), "path = '../2_Dense' leads out"),
     "absolute": (lambda source: edit_modules(source, 2, path="/etc"), "path = '/etc' leads out"),
+    "drive": (lambda source: edit_modules(source, 2, path="C:/a"), r"modules.json: path = 'C:/a' leads out"),
+    **{
+        f"path {path!r}": (
+            functools.partial(edit_modules, number=2, path=path),
+            "modules.json: path = .* names no folder",
+        )
+        for path in (None, 7, True, ["1_Pooling"], {}, "a\0b", "a\\b", "a" * 300, "\ud800")
+    },
     "no encoder": (lambda source: edit_modules(source, 0, type=f"{KIND}BoW"), "lists 0 modules of type Transformer"),
     "not a list": (lambda source: (source / "modules.json").write_text("{}"), "holds a dict, not a JSON list"),
     "other things": (lambda source: (source / "modules.json").write_text("[1]"), "a list of other things"),
