@@ -66,7 +66,7 @@ BFLOAT16 = {"forward": 0.05, "gradients": 0.1}
 SAME = {"forward": 0.0, "gradients": 1e-5}  # some sums of a GPU's backward have no fixed order
 SLOWER, COSINE, LOSS = 1.1, 0.02, 0.8
 STEPS, ROUNDS = 20, 10
-CHECKS_SHARE = 0.65  # of the seconds; parts that only check are ended then, so that the others have their turn
+CHECKS_SHARE = 0.7  # of the seconds; parts that only check are ended then, so that the others have their turn
 
 Row = dict[str, Any]
 Tensors = list[torch.Tensor]
@@ -260,10 +260,11 @@ def speed(part: Part, scheme: str) -> None:
         batch = {name: tensor[:2] for name, tensor in machine._batch(tokens, part.device).items()}
         if scheme != STOCK:
             compare_backends(part, small, batch, dtypes)
+    model = base_model(part, scheme, 12).bfloat16()
     if part.device == "cuda":
         torch.cuda.empty_cache()
     part.wait()
-    for call in each(base_model(part, scheme, 12).bfloat16()):
+    for call in each(model):
         part.time(*call)
 
 
@@ -341,16 +342,16 @@ def trained(part: Part, **arguments: Any) -> None:
 
 
 def parts(schemes: Iterable[str] = hf_relpos.SCHEMES) -> dict[str, Callable[[Part], None]]:
-    """What runs each part, by its name; those that take longest are first."""
+    """What runs each part, by its name; those that measure times are first."""
     timed = [*(scheme for scheme in TIMED if scheme in schemes), STOCK]
     return {
         **{f"speed {scheme}": partial(speed, scheme=scheme) for scheme in timed},
         **{f"optimize {kind}": partial(optimized, kind=kind) for kind in KINDS},
         "convert": converted,
-        "Trainer with torch_compile": partial(trained, torch_compile=True),
-        **{f"attention {scheme}": partial(attention, scheme=scheme) for scheme in schemes},
         "patch_transformers": patched,
         "Trainer": trained,
+        "Trainer with torch_compile": partial(trained, torch_compile=True),
+        **{f"attention {scheme}": partial(attention, scheme=scheme) for scheme in schemes},
     }
 
 
@@ -453,7 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", default=[""], metavar="PART", help="parts, by beginnings of their names")
     parser.add_argument("--tiny", action="store_true", help="small models alone, and few calls for a time")
-    parser.add_argument("--jobs", type=int, default=12, help="parts that run side by side")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parts that run side by side")
     parser.add_argument("--seconds", type=float, default=220, help="after which what still runs is ended")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # run it in this process
     args = parser.parse_args(arguments)
@@ -466,6 +467,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run_part(Part(args.part, args.device, args.tiny, lambda row: print_line(json.dumps(row)), wait))
         return 0
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no GPU; --device cpu --tiny rehearses")
     about = measuring.environment() | {"gpu": torch.cuda.get_device_name() if args.device == "cuda" else None}
     args.out.with_suffix(".log").write_text("")
     parent = Parent(args, about)
