@@ -257,8 +257,8 @@ def card(results: dict) -> str:
         "Time ÷ that of absolute positions with SDPA, float32; L tokens, B rows. 4.57: `BertSelfAttention` of "
         "transformers 4.57.6, eager, in a process of its own.\nErrors against "
         f"float64 are at most {max(results[ERRORS].values()):.2f} times those of eager in the same dtype.\n\n"
-        "**What it shows.** The gain over Transformers 4.57 grows with the length. So does its memory, while that of "
-        "the chunks\nstays about the same for the same number of tokens.\n"
+        "**Result.** The speed-up over Transformers 4.57 grows with the length. For the same number of tokens, the "
+        "memory of\nTransformers 4.57 grows with the length, too, and that of the chunks stays about the same.\n"
         f"{markdown_sections(tables(results))}"
     )
 
