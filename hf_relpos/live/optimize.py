@@ -1,5 +1,7 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -13,9 +15,10 @@ from ..families.family import module_of
 from ..families.registry import LIVE
 from ..models.modeling_relpos_bert import RelPosBertEncoder, RelPosBertModel
 from ..schemes.projection_cache import forget_projections
-from .accelerate import TAKEN_OUT, Accelerated, Skipped, reader_of_padding, restore, substitute
+from .accelerate import HOOK, TAKEN_OUT, Accelerated, Skipped, reader_of_padding, restore, substitute
+from .comparison import Agreement, Comparison, Sample
 from .fused import fused
-from .low_precision import Agreement, Bfloat16Linear, Comparison, Int8Linear, Sample, quantize
+from .low_precision import Bfloat16Linear, Int8Linear, quantize
 from .unpadding import may_unpad
 
 
@@ -100,8 +103,9 @@ def optimize(model: Any, precision: str | None = "float32", unpad: bool = True, 
             stay in float32, and `agreement` of the result says how close it is. Weights stay as they are. None: linear
             layers are left as they are.
         unpad: whether to take padding out.
-        sample: what the model is compared on with itself before, by outputs and time: texts, where it comes with its
-            tokenizer, or inputs of the model. None for no comparison, and in "int8" for random tokens of the
+        sample: data for a before/after comparison of outputs and time: texts, if `model` has a tokenizer or processor,
+            or inputs of the model; for an encoder-decoder without decoder inputs, of its encoder. It is measured on a
+            copy of the model that shares its weights. None for no comparison, and in "int8" for random tokens of the
             vocabulary, which say less.
 
     Returns:
@@ -125,6 +129,29 @@ def optimize(model: Any, precision: str | None = "float32", unpad: bool = True, 
     root = module_of(model, "optimize")
     if precision not in (*PRECISIONS, None):
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}, None")
+    with _unchanged_on_error(root):
+        return _optimize(model, root, precision, unpad, sample)
+
+
+@contextmanager
+def _unchanged_on_error(root: nn.Module) -> Iterator[None]:
+    """Give all modules the classes, attributes and hooks that they have now, if the block raises or is interrupted."""
+    before = [(module, type(module), {*vars(module)}, HOOK in module._forward_pre_hooks) for module in root.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, kind, names, has_hook in before:
+            module.__class__ = kind
+            for name in vars(module).keys() - names:
+                delattr(module, name)
+            if not has_hook:
+                module._forward_pre_hooks.pop(HOOK, None)  # type: ignore[call-overload]
+                module._forward_pre_hooks_with_kwargs.pop(HOOK, None)  # type: ignore[call-overload]
+        raise
+
+
+def _optimize(model: Any, root: nn.Module, precision: str | None, unpad: bool, sample: Sample) -> Optimized:
+    """Do what `optimize` says."""
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
     comparison = None if sample is None and precision != "int8" else Comparison(model, root, sample)
@@ -162,15 +189,12 @@ def optimize(model: Any, precision: str | None = "float32", unpad: bool = True, 
                 module.__class__ = ours
                 halves.append(module)
     handle = Optimized(tuple(encoders), tuple(left), None, products, _modules=[*changed, *layers, *halves])
-    if precision == "bfloat16":
-        for layer in rounded:
-            layer.__class__ = Bfloat16Linear
-    if comparison is not None:
-        try:
-            handle.agreement = quantize(comparison, rounded) if precision == "int8" else comparison.agreement()
-        except BaseException:
-            handle.undo()
-            raise
+    if precision == "int8" and comparison is not None:
+        rounded, handle.agreement = quantize(comparison, rounded)
+    for layer in rounded:
+        layer.__class__ = Bfloat16Linear if precision == "bfloat16" else Int8Linear
+    if comparison is not None and precision != "int8":
+        handle.agreement = comparison.agreement(comparison.copy())
     count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
     handle.linear = None if precision is None else len(layers) - count
     handle.rounded = f"{count} linear layers in {precision}" if count else ""
