@@ -257,7 +257,9 @@ def set_longer(module):
 
 
 @pytest.mark.parametrize("change", [set_data, set_in_place, set_tensor, set_longer])
-@pytest.mark.parametrize("then", [copy.deepcopy, lambda model: model.half(), lambda model: model], ids=["copy", "half", "same"])
+@pytest.mark.parametrize(
+    "then", [copy.deepcopy, lambda model: model.half(), lambda model: model], ids=["copy", "half", "same"]
+)
 @torch.no_grad()
 def test_fill_buffers_leaves_what_was_changed(change, then, memory, tmp_path):
     model = loaded(tmp_path, "slope")

@@ -1,6 +1,11 @@
 """Linear layers in int8 and the gate of `optimize(precision="int8")`."""
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +14,18 @@ from fuzzing import strided
 from hypothesis import given, strategies as st
 from torch import nn
 from torch.func import functional_call
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, pipeline
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    T5Config,
+    T5ForConditionalGeneration,
+    pipeline,
+)
 
 import hf_relpos
 from hf_relpos.attention.weight_cache import ATTRIBUTE, WHOLE, sample_of
@@ -20,6 +36,7 @@ from hf_relpos.live.low_precision import Bfloat16Linear, Int8Linear
 SIZES = dict(
     vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, num_labels=3
 )
+DISENTANGLED = dict(relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=8, share_att_key=True)
 
 
 def layer_and_rows():
@@ -224,7 +241,7 @@ def test_a_layer_that_does_harm_stays_in_float32(monkeypatch):
     assert "random tokens" in str(handle) and not model.training
 
 
-def test_refused(monkeypatch):
+def test_refused():
     model = classifier()
     with raises(ValueError, "precision", "'int4'", "int8"):
         hf_relpos.optimize(model, precision="int4")
@@ -232,10 +249,110 @@ def test_refused(monkeypatch):
         hf_relpos.optimize(model, precision="int8", sample=["a text"])
     with raises(ValueError, "int8", "PreTrainedModel"):
         hf_relpos.optimize(nn.Linear(3, 3), precision="int8")
-    monkeypatch.setattr("hf_relpos.live.low_precision._means", None)  # a measurement that fails is undone
-    with raises(TypeError, "NoneType"):
-        hf_relpos.optimize(model, precision="int8")
-    assert {type(module) for module in model.modules()} == {type(module) for module in classifier().modules()}
+
+
+@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_optimize_interrupted_leaves_the_model(precision, call, monkeypatch):
+    model, calls = DebertaV2Model(DebertaV2Config(**SIZES, **DISENTANGLED)).train(), count()
+    model.encoder.layer[1].eval()
+    embedding = nn.functional.embedding
+
+    def interrupt(*args, **kwargs):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return embedding(*args, **kwargs)
+
+    def state():
+        return [
+            (type(module), module.training, [*vars(module)], [*module._forward_pre_hooks])
+            for module in model.modules()
+        ]
+
+    monkeypatch.setattr(nn.functional, "embedding", interrupt)
+    before = state()
+    with pytest.raises(KeyboardInterrupt):
+        hf_relpos.optimize(model, precision, sample={"input_ids": torch.arange(5, 25)[None]})
+    assert state() == before
+
+
+def test_optimize_interrupted_while_it_changes_modules(monkeypatch):
+    model = DebertaV2Model(DebertaV2Config(**SIZES, **DISENTANGLED))
+    before = [(type(module), {*vars(module)}, [*module._forward_pre_hooks]) for module in model.modules()]
+    for name in ("_linear_layers", "take_padding_out", "rates_of"):
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(sys.modules["hf_relpos.live.optimize"], name, lambda *given: 1 / 0)
+            hf_relpos.optimize(model)
+        assert [(type(module), {*vars(module)}, [*module._forward_pre_hooks]) for module in model.modules()] == before
+
+
+def test_optimize_leaves_calls_and_training_of_other_threads_alone():
+    """A model that another thread trains is measured meanwhile: no hook fires there, and no flag changes."""
+    model, inputs, stop, seen = classifier().train(), {"input_ids": torch.arange(5, 25)[None]}, Event(), set()
+
+    def train():
+        while not stop.is_set() or not seen:
+            model(**inputs).logits.sum().backward()
+            seen.update((module.training, len(module._forward_hooks)) for module in model.modules())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            running = pool.submit(train)
+            for _ in range(5):
+                hf_relpos.optimize(model, precision="int8", unpad=False, sample=inputs).undo()
+        finally:
+            stop.set()
+            sys.setswitchinterval(interval)
+        running.result()
+    assert seen == {(True, 0)}
+
+
+@torch.no_grad()
+def test_sample_of_an_encoder_decoder():
+    sizes = dict(d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=2, decoder_start_token_id=0)
+    model, ids = T5ForConditionalGeneration(T5Config(vocab_size=60, **sizes)).eval(), torch.arange(5, 25)[None]
+    for extra in ({}, {"labels": ids[:, :7]}, {"decoder_input_ids": ids[:, :7]}):
+        with hf_relpos.optimize(model, precision="int8", sample={"input_ids": ids, **extra}) as handle:
+            assert handle.agreement.rows == 1 and 0.99 < handle.agreement.cosine < 1 - 1e-9
+
+
+def test_agreement_has_a_line_for_states_at_padding():
+    model = BertModel(BertConfig(**SIZES)).eval()
+    mask = (torch.arange(20) < torch.tensor([[20], [3]])).long()
+    ids = torch.arange(5, 45).view(2, 20) * mask
+    with hf_relpos.optimize(model, sample={"input_ids": ids, "attention_mask": mask}) as handle:
+        assert handle.agreement.largest < 1e-5 and 0.1 < handle.agreement.padding <= 1.5
+        assert "padding" in str(handle).splitlines()[-1]
+    with hf_relpos.optimize(model, unpad=False, sample={"input_ids": ids, "attention_mask": mask}) as handle:
+        assert handle.agreement.padding < 1e-5
+    with hf_relpos.optimize(model, sample={"input_ids": ids}) as handle:
+        assert handle.agreement.padding is None and "padding" not in str(handle.agreement)
+
+
+class Around(nn.Module):
+    """A model with a tokenizer at some attribute."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.inner = BertModel.from_pretrained(CHECKPOINT)
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize("place", ["processor", "processor's tokenizer", "data processor", "tokenize"])
+def test_sample_of_texts_finds_the_tokenizer(place):
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    attributes = {
+        "processor": {"processor": tokenizer},
+        "processor's tokenizer": {"processor": SimpleNamespace(tokenizer=tokenizer)},
+        "data processor": {"data_processor": SimpleNamespace(transformer_tokenizer=tokenizer)},
+        "tokenize": {
+            "tokenize": lambda texts: {**tokenizer(texts, return_tensors="pt", padding=True), "modality": "text"}
+        },
+    }
+    with hf_relpos.optimize(Around(**attributes[place]), sample=["the ship lay", "at anchor"]) as handle:
+        assert "on 2 rows of the given texts" in str(handle)
 
 
 def test_one_text_is_one_row():

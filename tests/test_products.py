@@ -153,6 +153,27 @@ def test_batches_of_products_switch_and_restore():
         assert setting.fp32_precision == before
 
 
+def test_batches_of_products_leave_a_setting_that_the_user_makes_meanwhile():
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    try:
+        with fast_bmm(torch.empty(1)):
+            setting.fp32_precision = "ieee"
+        assert setting.fp32_precision == "ieee"
+    finally:
+        setting.fp32_precision = before
+
+
+def test_fast_linears_gives_back_the_classes(used):
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Bilinear(2, 2, 2))
+    classes = [type(module) for module in model]
+    with pytest.raises(KeyError), cpu_gemm.fast_linears(model):
+        model[0](torch.randn(4, 8))
+        assert used and isinstance(model[0], nn.Linear)
+        raise KeyError
+    assert [type(module) for module in model] == classes
+
+
 def test_threads_restore_the_setting_together():
     setting = torch.backends.mkldnn.matmul
     before, inside = setting.fp32_precision, threading.Barrier(4)

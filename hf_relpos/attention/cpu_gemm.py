@@ -236,29 +236,46 @@ class FastLinear(CachingLinear):
         return linear(input, self.weight, self.bias)
 
 
+@contextlib.contextmanager
+def fast_linears(*models: nn.Module) -> Iterator[None]:
+    """Context in which the linear layers of models compute as `linear` does."""
+    layers = [each for model in models for each in model.modules() if type(each) is nn.Linear]
+    for layer in layers:
+        layer.__class__ = FastLinear
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__class__ = nn.Linear
+
+
 # Batches of products -------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
+ALLOWING = "bf16"  # the value that lets PyTorch take oneDNN
 _inside = 0  # number of threads, or nested calls of one thread, in `_switched`
 _before = ""  # the setting outside of `_switched`
 
 
 @contextlib.contextmanager
 def _switched() -> Iterator[None]:
-    """Set PyTorch's option that allows oneDNN for float32 products. The first to enter sets it, the last resets it."""
+    """Set PyTorch's option that allows oneDNN for float32 products. The first to enter sets it, the last resets it.
+
+    A setting that the user makes meanwhile stays.
+    """
     global _inside, _before
     matmul = onednn_matmul()
     with _lock:
         if _inside == 0:
             _before = matmul.fp32_precision
-            matmul.fp32_precision = "bf16"
+            matmul.fp32_precision = ALLOWING
         _inside += 1
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
-            if _inside == 0:
+            if _inside == 0 and matmul.fp32_precision == ALLOWING:
                 matmul.fp32_precision = _before
 
 

@@ -6,7 +6,6 @@ calls it, since a head may read padding. All of this runs on a shadow of the mod
 nothing else: dropout is off there, buffers and configuration are its own, and other threads see nothing of it.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,8 +17,9 @@ from ..host.transformers import CACHE_NAMES
 from ..models.modeling_relpos_bert import RelPosBertModel
 from . import contract
 from .encoder import SETUP, TOKENS, Level, Setup, optimized_class, parameters_of, plan_of
-from .foreign import is_watched, kinds_in, modules_in
+from .foreign import kinds_in, modules_in
 from .own import OwnParts
+from .shadow import shadow
 
 
 # Arguments that ask for keys and values, or XLNet's memory.
@@ -36,43 +36,9 @@ BY_BATCH = ("dynamic", "longrope")
 BY_BATCH_NAMES = ("dynamic", "ntk", "longrope")
 # Padding tokens of models that name none: zero, and the end of a text.
 UNNAMED = (0,)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Of setups that are tried: several groups or parts of a few rows, whatever they cost.
 TRIAL: dict[str, Any] = {"fewest": 1, "call_cost": 0, "is_trial": True}
 SIDES: tuple[tuple[str, ...], ...] = (("right", "left"), ("right",), ("left",))
-
-
-def shadow(root: nn.Module) -> Any:
-    """A copy of a module in evaluation that shares its parameters, with buffers and configurations of its own."""
-    modules: dict[int, nn.Module] = {}
-    configs: dict[int, Any] = {}
-    buffers: dict[int, Any] = {}
-
-    def copied(module: nn.Module) -> nn.Module:
-        found = modules.get(id(module))
-        if found is not None:
-            return found
-        made = modules[id(module)] = object.__new__(type(module))
-        own = vars(made)
-        own.update(vars(module))
-        for name in ("_parameters", "_non_persistent_buffers_set", *(name for name in own if name.endswith("_hooks"))):
-            if name in own:
-                own[name] = copy.copy(own[name])
-        own["_buffers"] = {
-            name: buffers.setdefault(id(each), each if each is None else each.clone())
-            for name, each in module._buffers.items()
-        }
-        own["_modules"] = {
-            name: each if each is None else copied(each) for name, each in list(module._modules.items())
-        }
-        if is_watched(module):  # hooks of others are not called
-            own |= {name: type(own[name])() for name in HOOKS}
-        own["training"] = False
-        if "config" in own and hasattr(own["config"], "_attn_implementation"):
-            own["config"] = configs.setdefault(id(own["config"]), copy.copy(own["config"]))
-        return made
-
-    return copied(root)
 
 
 class Probe:

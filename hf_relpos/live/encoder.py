@@ -25,7 +25,7 @@ from .foreign import foreign_part, transformers_class
 
 Level = Literal["contract", "own", "by length"]
 # Fewer padding tokens than these cost less than taking them out. See docs/results/benchmarks/cpu-encoder.md.
-FEWEST = 100
+FEWEST = 16
 SETUP = "_hf_relpos"  # the attribute that holds an encoder's `Setup`
 # Arguments that are tokens or embeddings, and those that make a call Transformers' own.
 TOKENS = ("input_ids", "inputs_embeds")
@@ -221,6 +221,8 @@ def plan_of(encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str,
         real = torch.ones(batch, length, dtype=torch.bool)
     elif isinstance(mask, torch.Tensor) and mask.shape == (batch, length) and has_contents(mask):
         real = mask != 0
+        if mask.is_floating_point() and not bool((mask[real] == 1).all()):  # XLNet reads other numbers otherwise
+            return None
     else:
         return None
     if batch * length - int(real.sum()) < setup.fewest and not is_long:
@@ -232,7 +234,7 @@ def plan_of(encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str,
         or getattr(config, "chunk_size_feed_forward", 0)
         or (setup.returns_cache and wanted("use_cache"))
         or ("use_mems" in names and wanted("use_mems", memory))
-        or (setup.trained is not None and length >= setup.trained)
+        or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or collects_outputs()
         or not _is_padding(setup, given, real)
     ):

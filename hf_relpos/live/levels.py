@@ -12,11 +12,12 @@ from ..host.live import collects_outputs
 from ..models.modeling_relpos_bert import RelPosBertModel
 from . import contract
 from .by_length import TOKENS_OF_A_CALL
-from .check import SIDES, Check, EndToEnd, apply_to, batch_dependence, padding_tokens, shadow
+from .check import SIDES, Check, EndToEnd, apply_to, batch_dependence, padding_tokens
 from .encoder import FEWEST, SETUP, Setup, UnpaddingForward
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import OURS, foreign_part, is_watched, modules_in, stock_class
 from .own import OWN, OwnParts, own_parts
+from .shadow import shadow
 
 
 PADDINGS = ("zeros", "mask", "stock")
@@ -205,7 +206,8 @@ def _changed(
         return Encoder(place, kind, layers, "", 0.0, "; ".join(filter(None, effects)))
     changed += apply_to(encoder, setup, own)
     where = "" if len(setup.sides) == len(SIDES[0]) else f" on the {setup.sides[0]}"
-    taken_out = f"padding{where} is taken out (level {setup.level}, difference {setup.difference:.0e})"
+    taken_out = f"padding{where} is taken out, its hidden states are zeros"
+    taken_out += f" (level {setup.level}, difference {setup.difference:.0e})"
     if setup.returns_cache:
         argument = "use_mems" if hasattr(encoder.config, "mem_len") else "use_cache"
         taken_out += f"; calls that return keys and values are left to Transformers: ask with {argument}=False"

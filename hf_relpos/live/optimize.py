@@ -1,5 +1,7 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -10,10 +12,11 @@ from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_libra
 from ..attention.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
-from .find import modules_of
+from .comparison import Agreement, Comparison, Sample
+from .find import Found, modules_of
 from .fused import fused
 from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
-from .low_precision import Agreement, Bfloat16Linear, Comparison, Int8Linear, Sample, quantize
+from .low_precision import Bfloat16Linear, Int8Linear, quantize
 
 
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -100,8 +103,9 @@ def optimize(
             stay in float32, and `agreement` of the result says how close it is. Weights stay as they are. None: linear
             layers are left as they are.
         unpad: False for `padding="stock"`.
-        sample: data for a before/after comparison of outputs and latency: texts, where the model comes with its
-            tokenizer, or inputs of the model. None for no comparison, and in "int8" for random tokens of the
+        sample: data for a before/after comparison of outputs and latency: texts, if `model` has a tokenizer or
+            processor, or inputs of the model; for an encoder-decoder without decoder inputs, of its encoder. It is
+            measured on a copy that shares the weights. None for no comparison, and in "int8" for random tokens of the
             vocabulary, which say less.
         padding: what becomes of padding. "zeros": it is taken out where the mask is 0 and the token is the padding
             token. "mask": where the mask is 0, whatever the token, and also of `inputs_embeds`. "stock": calls with
@@ -130,24 +134,48 @@ def optimize(
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}, None")
     if padding not in PADDINGS:
         raise ValueError(f"padding = {padding!r} is not one of {', '.join(map(repr, PADDINGS))}")
+    roots = [each.module for each in found]
+    with _unchanged_on_error(roots):
+        return _optimize(model, found, roots, precision, padding if unpad else "stock", sample)
+
+
+@contextmanager
+def _unchanged_on_error(roots: list[nn.Module]) -> Iterator[None]:
+    """Give all modules the classes and attributes that they have now, if the block raises or is interrupted."""
+    modules: list[Any] = [module for root in roots for module in root.modules()]
+    before = [(module, type(module), {*vars(module)}) for module in modules]
+    configs = [config for module in modules if (config := getattr(module, "config", None)) is not None]
+    attention = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configs]
+    try:
+        yield
+    except BaseException:
+        for module, kind, names in before:
+            module.__class__ = kind
+            for name in vars(module).keys() - names:
+                delattr(module, name)
+        for config, implementation in attention:
+            if implementation is not None:
+                config._attn_implementation_internal = implementation
+        raise
+
+
+def _optimize(
+    model: Any, found: list[Found], roots: list[nn.Module], precision: str | None, padding: str, sample: Sample
+) -> Optimized:
+    """Do what `optimize` says."""
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
     wanted = sample is not None or precision == "int8"
-    comparison = Comparison(model, found[0].module, sample) if wanted else None
-    handle = Optimized((), (), None, "")
+    comparison = Comparison(model, roots[0], sample) if wanted else None
     changed: list[nn.Module] = []
-    handle._modules = changed
-    try:
-        inside: set[nn.Module] = set()
-        for each in found:
-            taken = take_padding_out(each, padding if unpad else "stock", changed)
-            handle.encoders += tuple(taken.encoders)
-            handle.left += tuple(taken.skipped)
-            inside |= taken.inside
-        _change_products([each.module for each in found], precision, library, comparison, inside, handle)
-    except BaseException:
-        handle.undo()
-        raise
+    handle = Optimized((), (), None, "", _modules=changed)
+    inside: set[nn.Module] = set()
+    for each in found:
+        taken = take_padding_out(each, padding, changed)
+        handle.encoders += tuple(taken.encoders)
+        handle.left += tuple(taken.skipped)
+        inside |= taken.inside
+    _change_products(roots, precision, library, comparison, inside, handle)
     return handle
 
 
@@ -180,11 +208,12 @@ def _change_products(
             if (ours := fused(module)) is not None:
                 changed.append(module)
                 module.__class__ = ours
-    if precision == "bfloat16":
-        for layer in rounded:
-            layer.__class__ = Bfloat16Linear
-    if comparison is not None:
-        handle.agreement = quantize(comparison, rounded) if precision == "int8" else comparison.agreement()
+    if precision == "int8" and comparison is not None:
+        rounded, handle.agreement = quantize(comparison, rounded)
+    for layer in rounded:
+        layer.__class__ = Bfloat16Linear if precision == "bfloat16" else Int8Linear
+    if comparison is not None and precision != "int8":
+        handle.agreement = comparison.agreement(comparison.copy())
     count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
     handle.linear = None if precision is None else len(layers) - count
     handle.rounded = f"{count} linear layers in {precision}" if count else ""
