@@ -62,6 +62,7 @@ def started(*arguments, **settings):
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **settings)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="writes to /dev/full, which only Linux has")
 @pytest.mark.parametrize(
     "command", [*IN_MORE, pytest.param("inspect SOURCE", marks=pytest.mark.slow), "convert --help"]
 )

@@ -17,6 +17,7 @@ from launching import SCRIPTS, import_script
 from oracles import stir
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, BertTokenizer, TrainingArguments
 
+from hf_relpos.attention.backends.sdpa import Sdpa
 from hf_relpos.demo import CHECKPOINT
 
 
@@ -234,6 +235,50 @@ def test_encoders_are_timed_beside_peers(tmp_path, monkeypatch):
     )
     page = (tmp_path / "cpu-encoder-quick.md").read_text()
     assert f"{missing} is left out" in page and "| ONNX Runtime, int8 |" in page and set(found) == {"MPNet", "BERT"}
+
+
+def test_a_device_is_checked_in_parts(monkeypatch):
+    """A rehearsal on the CPU; and what is wrong or raises is a row, beside others that are right."""
+    check = import_script("device_check")
+
+    def rows_of(*names):
+        rows = []
+        for name in names:
+            check.run_part(check.Part(name, "cpu", True, rows.append, lambda: None))
+        return rows
+
+    names = [
+        "attention relative_key",
+        "speed t5",
+        "speed stock",
+        "optimize bert",
+        "convert",
+        "patch_transformers",
+        "Trainer",
+    ]
+    rows = rows_of(*names)
+    assert [row for row in rows if not row["ok"]] == [] and {row["part"] for row in rows} == set(names)
+    said = check.summary(rows)
+    assert "float32, flex_attention, forward" in said and "relpos (chunked), gradients" in said
+    assert re.search(r"\| t5, eager \| [\d,]+ \(", said) and f"{len(rows)} of {len(rows)} rows are right" in said
+    run = Sdpa.run
+    monkeypatch.setattr(Sdpa, "run", lambda self, call: (run(self, call)[0] * 1.2, None))
+    monkeypatch.setattr(check, "read_text", lambda part: 1 / 0)
+    wrong = [row for row in rows_of("attention t5", "convert") if not row["ok"]]
+    assert {row["name"].partition(",")[2] for row in wrong[:-1]} == {
+        f" {dtype}, sdpa, {kind}" for dtype in ("float32", "bfloat16") for kind in ("forward", "gradients")
+    }
+    assert wrong[-1]["detail"].startswith("ZeroDivisionError")
+    assert not check.relative_error([torch.ones(2), torch.tensor([1.0, torch.nan])], [torch.ones(2)] * 2) < 9
+
+
+def test_a_part_of_the_device_check_that_does_not_end_is_a_row(tmp_path):
+    check, out = import_script("device_check"), tmp_path / "found.json"
+    call = ["--device=cpu", "--tiny", f"--out={out}", "--only", "patch"]
+    assert check.main(call) == 0 and all(row["ok"] for row in json.loads(out.read_text())["rows"])
+    assert check.main([*call, "--seconds=0.1"]) == 1
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["part"] == "patch_transformers" and "its time was over" in row["detail"]
 
 
 def test_training_text_shares_nothing_with_the_evaluation(teacher):

@@ -1,7 +1,7 @@
 """Linear layers that multiply in a lower precision than their weights have, and which of them do harm in int8."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,11 @@ from transformers import PreTrainedModel
 
 from ..attention.cpu_gemm import has_gradients, linear
 from ..attention.tracing import is_traced, is_transformed
+from ..attention.weight_cache import CachingLinear, cached, forget
 from ..host.torch import multiply_matrices_int8
 
 
-KEPT = "_rounded"  # attribute of a layer
 LARGEST = 127  # of an int8, on both sides of zero
-SAMPLE = 64
 TINY = torch.finfo(torch.float32).tiny
 # A layer stays in float32 whose output has a larger error, as a share of its norm.
 LARGEST_ERROR = 0.1
@@ -28,17 +27,10 @@ ROWS, SHORTEST, LONGEST = 32, 8, 64  # of a batch of random tokens, and their le
 Sample = Sequence[str] | Mapping[str, torch.Tensor] | None
 
 
-class _Rounded(nn.Linear):
-    """A linear layer that keeps a rounded weight, which copies and pickles leave out."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != KEPT}
-
-
-class Bfloat16Linear(_Rounded):
+class Bfloat16Linear(CachingLinear):
     """`torch.nn.Linear` with float32 weights and products in bfloat16, summed in float32.
 
-    Weights are rounded once (`kept`), but in every call with gradients, in graphs and transforms, and on accelerators.
+    Weights are rounded once (`cached`); in every call with gradients, in graphs and transforms, and on accelerators.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -46,16 +38,16 @@ class Bfloat16Linear(_Rounded):
         weight, bias = self.weight, None if self.bias is None else self.bias.bfloat16()
         often = has_gradients(input, weight, self.bias) or is_traced() or is_transformed()
         once = weight.device.type == "cpu" and not often
-        weight = kept(self, torch.Tensor.bfloat16) if once else weight.bfloat16()
+        weight = cached(self, torch.Tensor.bfloat16) if once else weight.bfloat16()
         return nn.functional.linear(input.bfloat16(), weight, bias).to(input.dtype)
 
 
-class Int8Linear(_Rounded):
+class Int8Linear(CachingLinear):
     """`torch.nn.Linear` with products of int8, for inference; with gradients it computes in float32.
 
     Activations have a scale for each token and weights one for each output feature: a token with large values, as
     BERTs have them, costs others nothing, and padding changes no number (Dettmers et al. 2022, arXiv 2208.07339, §2).
-    The weights are rounded once (`kept`), and in a graph (`torch.compile`) in every call.
+    The weights are rounded once (`cached`), and in a graph (`torch.compile`) in every call.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -70,33 +62,8 @@ class Int8Linear(_Rounded):
             return linear(input, weight, self.bias)
         if is_traced() or is_transformed():  # a graph that held the kept one would not see that the weight changes
             return multiply_int8(input, *round_weight(weight), self.bias)
-        rounded, scales = kept(self, round_weight)
+        rounded, scales = cached(self, round_weight)
         return multiply_int8(input, rounded, scales, self.bias)
-
-
-def kept(layer: nn.Linear, rounding: Callable[[torch.Tensor], Any]) -> Any:
-    """What a function makes of a layer's weight, without gradients.
-
-    It is made anew where PyTorch counted a write to the weight, and where one of the elements that `sample_of` takes
-    is another: adapters are merged, and averages of weights loaded, by writes through `.data`, which are not counted.
-    """
-    weight = layer.weight
-    key = (rounding, weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-    sample = sample_of(weight)
-    found: tuple[Any, ...] | None = vars(layer).get(KEPT)
-    if found is None or found[0] != key or not torch.equal(found[1], sample):
-        with torch.inference_mode(False), torch.no_grad():
-            found = vars(layer)[KEPT] = (key, sample.clone(), rounding(weight.detach()))
-    return found[2]
-
-
-def sample_of(weight: torch.Tensor) -> torch.Tensor:
-    """Elements of a weight in rows and columns all over it, `SAMPLE` at most.
-
-    A merged adapter, an average or a step of an optimizer changes nearly all of them.
-    """
-    flat = weight.detach().flatten()  # a view of a contiguous one
-    return flat[:: flat.numel() // SAMPLE + 1]
 
 
 def round_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +81,7 @@ def multiply_int8(
     steps = torch.maximum(rows.amax(-1, True), rows.amin(-1, True).neg_()).clamp_(min=TINY).div_(LARGEST)
     out = multiply_matrices_int8((rows / steps).round_().to(torch.int8), rounded).to(rows.dtype).mul_(steps)
     out = out.mul_(scales) if bias is None else torch.addcmul(bias, out, scales, out=out)
-    return out.unflatten(0, input.shape[:-1]) if input.dim() != 2 else out
+    return out.view(*input.shape[:-1], out.shape[1])
 
 
 @dataclass(frozen=True)
@@ -220,7 +187,7 @@ def quantize(comparison: Comparison, layers: Sequence[nn.Linear]) -> Agreement:
         kept = ranked[: max(fewest, round(share * len(ranked)))]
         for layer in layers:
             layer.__class__ = before[layer] if layer in kept else Int8Linear
-            vars(layer).pop(KEPT, None)
+            forget(layer)
         agreement = comparison.agreement(tuple(names.get(layer, "?") for layer in kept))
         if agreement.cosine >= LEAST_COSINE:
             break

@@ -368,26 +368,26 @@ ORDER = (
     INT8,
 )
 
-INTRODUCTION = """# Stock encoders on the CPU, and what makes them faster
+INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them faster
 
-Stock's time ÷ that of each variant (higher is faster). Two layers of a base model's shape, random weights, float32.
-`optimize` is `hf_relpos.optimize`, `accelerate_attention` its attention alone, by `precision=None, unpad=False`
-([live models](../../live.md)).
+Speed-up over Transformers ("stock"): its time ÷ that of each variant. Two layers of base size, random weights,
+float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its attention alone, by
+`precision=None, unpad=False` ([live models](../../live.md)).
 
-- "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" in one batch, {real:.0f} % of it
-  tokens, or "sorted" by length into batches of 8.
-- Errors are against stock, the largest of all cases: of the states of tokens relative to the largest state, of
+- "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" into one batch, of which
+  {real:.0f} % are tokens, or "sorted" by length into batches of 8.
+- Errors are the largest differences from stock in all cases: hidden states of tokens relative to the largest one,
   gradients relative to their norm.
-- ρ: Spearman's, of the cosines of sentence pairs with the scores of STS-B.
-- Memory is what a training step of the longest case adds to the resident size.
-- ONNX Runtime and OpenVINO run the stock model's graph, in int8 by `quantize_dynamic` and `nncf.quantize`.
-- disentangled-flash is its PyTorch backend on the tokens alone (`forward_packed`), in inference.
+- ρ: Spearman's correlation of the cosines of sentence pairs with the scores of STS-B.
+- Memory: what a training step of the longest case adds to the resident size.
+- ONNX Runtime and OpenVINO run the stock model's graph; int8 by `quantize_dynamic` and `nncf.quantize`.
+- disentangled-flash: its PyTorch backend without padding (`forward_packed`), in inference.
 - Times: {protocol}.
   Export, quantization and compilation are not counted. Differences below a tenth are noise.
 
-**What they show.** Without padding `optimize` is about as fast as ONNX Runtime, with padding several times faster. On
-family/model 26/2 oneDNN multiplies float32 twice as fast as MKL; on 25/17 both are alike, so float32 gains only by
-attention and padding. Sentence vectors in int8 stay close to float32's; those of ONNX Runtime's dynamic int8 may not.
+**Result.** On full rows `optimize` is about as fast as ONNX Runtime; on padded batches it is several times faster. On
+family/model 26/2 oneDNN multiplies float32 twice as fast as MKL. On 25/17 both are equally fast, so float32 gains only
+by attention and unpadding. Sentence vectors in int8 stay close to float32; those of ONNX Runtime's int8 may not.
 """
 PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash")  # whose releases the page names
 PEER = "ONNX Runtime"  # that is shown of many families

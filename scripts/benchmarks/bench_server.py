@@ -29,7 +29,7 @@ PROTOCOL = "wall time of a request as its client sees it; variants one after the
 INTRODUCTION = """# A server on the CPU
 
 [`run_server.py`](../../serve.md#a-server) with {model}; one thread encodes, clients and server share {cores} cores.
-Texts have {least} to {most} words. "stock" is sentence-transformers as it is, with the same batches by arrival.
+Texts have {least} to {most} words. "stock" is sentence-transformers alone, in the same server.
 """
 
 

@@ -236,8 +236,8 @@ def card(results: dict) -> str:
     words = (
         f"One attention with 12 heads of 64, window {WINDOW}, [CLS] global. "
         f"Window against mask in float64, outputs and gradients, largest relative difference:\n{errors}.\n\n"
-        "**What it shows.** In a window the time of a token grows far less with the length than with full attention. "
-        "Pieces,\nwhich attend to nothing outside of themselves, stay faster.\n"
+        "**Result.** With a window, the time per token grows far less with the length than with full attention. "
+        "Separate pieces\nare faster still.\n"
     )
     heading = f"# An attention window on the CPU\n\n{describe(results['environment'])}\n{words}"
     return heading + markdown_sections(tables(results))
