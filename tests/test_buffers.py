@@ -1,6 +1,7 @@
 """Buffers of remote code that Transformers 5 leaves uninitialised, against the model that was saved."""
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -193,11 +194,14 @@ def test_a_sound_model_is_unchanged(make, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*remote code")
-def test_inspect_names_them_where_it_may_run_the_code(folder):
-    done = CliRunner().invoke(app, ["inspect", str(folder[0] / "RemoteModel"), "--trust-remote-code"])
-    assert "rotation.inv_freq" in done.output and "fill_buffers" in done.output
-    plain = CliRunner().invoke(app, ["inspect", str(folder[0] / "RemoteModel")])
-    assert "unfilled" not in plain.output
+def test_inspect_names_them_where_it_may_run_the_code(folder, memory):
+    place = str(folder[0] / "RemoteModel")
+    done = CliRunner().invoke(app, ["inspect", place, "--trust-remote-code"])
+    assert done.exit_code == 0 and "fill_buffers(model)" in done.output and "uninitialised" in done.output, done.output
+    plain = CliRunner().invoke(app, ["inspect", place, "--json", "-"])
+    assert plain.exit_code == 0 and "--trust-remote-code" in json.loads(plain.stdout)["elsewhere"]
+    found = json.loads(CliRunner().invoke(app, ["inspect", place, "--trust-remote-code", "--json", "-"]).stdout)
+    assert TABLES == set(found["differences"]) and found["family"] == "remote_tables"
 
 
 class TablesConfig(PreTrainedConfig):

@@ -1,7 +1,7 @@
 """Whether a loaded model holds what its checkpoint does: `check_loaded`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -85,15 +85,14 @@ def _weights(model: PreTrainedModel, source: Any, mend: bool) -> Iterator[tuple[
     kind, name_or_path = type(model).__name__, str(source or model.name_or_path)
     if getattr(config, "quantization_config", None) or any(".base_layer." in name for name in state):
         raise ValueError(f"{kind} has adapters or quantised weights; check it before they are added")
-    stocks = {
-        path: is_stock(type(module)) for path, module in model.named_modules() if isinstance(module, PreTrainedModel)
-    }
+    stocks = _initialised_by_stock(model)
     given: set[int] = set()
     left_out: dict[str, str] = {}
     for target, names, made in stored_tensors(model, find_weights(model, source)):
         left_out |= {} if made else {target: names[0]}
         for name, value in made.items():
-            now = state[name]
+            if (now := state.get(name)) is None:
+                continue
             given.add(id(now))
             if now.shape != value.shape:
                 cause = f"started at random: its shape is {tuple(now.shape)}, and {tuple(value.shape)} in the file"
@@ -114,24 +113,62 @@ def _weights(model: PreTrainedModel, source: Any, mend: bool) -> Iterator[tuple[
     remedy = f"load {saved}"
     if getattr(config, "auto_map", None) and stocks[""]:
         remedy = f"load its own code: AutoModel.from_pretrained({name_or_path!r}, trust_remote_code=True)"
-    ignored = "|".join(model._keys_to_ignore_on_load_missing or [])
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in given or (ignored and _of(stocks, name) and re.search(ignored, name)):
-            continue
+    for name in _missing(model, given, stocks):
         place = name.rpartition(".")[0].rpartition(".")[0]
         instead = next((stored for target, stored in left_out.items() if place and target.startswith(f"{place}.")), "")
         cause = "started at random: it is in no file" + (f", which has {instead} there" if instead else "")
         yield name, Finding(cause, remedy if instead else f"train it, or {remedy}")
+    for target in _strays(model, left_out):
+        looks = resemblance(left_out.values(), name_or_path, getattr(config, "model_type", ""))
+        yield target, Finding(f"in the file as {left_out[target]}, and {kind} has no place for it", looks or remedy)
+
+
+def planned_load(model: PreTrainedModel, files: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """What a load would do, by the names and shapes in files, whose tensors are not read.
+
+    Args:
+        model: of the class to load; it may be on the meta device.
+
+    Returns:
+        Parameters that would start at random, tensors of the files that would be left out of a part of the model, and
+        parameters of another size than in the files, which are an error.
+    """
+    state = model.state_dict(keep_vars=True)
+    shapes: dict[str, torch.Size] = {}
+    left_out: dict[str, str] = {}
+    for target, names, made in stored_tensors(model, files, contents=False):
+        left_out |= {} if made else {target: names[0]}
+        shapes |= {name: value.shape for name, value in made.items() if name in state}
+    missing = _missing(model, {id(state[name]) for name in shapes}, _initialised_by_stock(model))
+    other_sizes = [name for name, shape in shapes.items() if state[name].shape != shape]
+    return list(missing), [left_out[target] for target in _strays(model, left_out)], other_sizes
+
+
+def _initialised_by_stock(model: PreTrainedModel) -> dict[str, bool]:
+    """Whether each model inside initialises itself by code of Transformers or of this package, by its name."""
+    models = ((path, module) for path, module in model.named_modules() if isinstance(module, PreTrainedModel))
+    return {path: is_stock(type(module)) for path, module in models}
+
+
+def _missing(model: PreTrainedModel, given: set[int], stocks: dict[str, bool]) -> Iterator[str]:
+    """Names of the parameters that no file gives, without those that a class of Transformers computes."""
+    ignored = "|".join(model._keys_to_ignore_on_load_missing or [])
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in given and not (ignored and _of(stocks, name) and re.search(ignored, name)):
+            yield name
+
+
+def _strays(model: PreTrainedModel, left_out: Iterable[str]) -> Iterator[str]:
+    """The tensors without a place that belong to a part of the model, and that the loader does not pass over."""
     parts = {name for name, module in model.named_children() if any(True for _ in module.parameters())}
-    ignored = "|".join(model._keys_to_ignore_on_load_unexpected or ())
+    ignored = "|".join(model._keys_to_ignore_on_load_unexpected or [])
     buffers = dict(model.named_buffers())
-    for target, stored in left_out.items():
+    for target in left_out:
         body = target.removeprefix(f"{model.base_model_prefix}.")
         if {target.partition(".")[0], body.partition(".")[0]} & parts and not (
             target in buffers or PASSED_OVER.search(target) or (ignored and re.search(ignored, target))
         ):
-            looks = resemblance(left_out.values(), name_or_path, getattr(config, "model_type", ""))
-            yield target, Finding(f"in the file as {stored}, and {kind} has no place for it", looks or remedy)
+            yield target
 
 
 def _of(stocks: dict[str, bool], name: str) -> bool:
