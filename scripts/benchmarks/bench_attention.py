@@ -68,6 +68,7 @@ class RelativeAttention(nn.Module):
         """What the backend computes, with the terms of the scheme."""
         from hf_relpos import AttentionContext
         from hf_relpos.attention.call import AttentionCall
+        from hf_relpos.attention.context import LayerInputs
 
         length = query.shape[2]
         dtype = torch.promote_types(query.dtype, torch.float32)
@@ -75,7 +76,7 @@ class RelativeAttention(nn.Module):
         if self.shared is not None:
             from dataclasses import replace
 
-            context = replace(context, shared=self.shared(context))
+            context = replace(context, layer=LayerInputs(shared=self.shared(context)))
         terms = self.scheme(context)
         gradients = torch.is_grad_enabled()
         return AttentionCall(query, key, value, terms, context, dropout=dropout, needs_gradients=gradients, layer=self)
