@@ -27,7 +27,6 @@ CARDS = {
     "benchmarks/cpu-attention.json": "bench_attention",
     "benchmarks/cpu-encoder.json": "bench_encoder",
     "benchmarks/finetuning.json": "bench_finetuning",
-    "benchmarks/cpu-window.json": "bench_window",
     "benchmarks/gliner.json": "bench_gliner",
     "benchmarks/passkeys.json": "bench_passkeys",
     "benchmarks/probes.json": "probe_schemes",
