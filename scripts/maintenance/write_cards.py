@@ -30,7 +30,6 @@ CARDS = {
     "benchmarks/gliner.json": "bench_gliner",
     "benchmarks/passkeys.json": "bench_passkeys",
     "benchmarks/probes.json": "probe_schemes",
-    "benchmarks/server.json": "bench_server",
     "families.json": "family_parity",
     "fuzz.json": "reliability",
     "mutants.json": "mutants",
