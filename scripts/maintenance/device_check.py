@@ -18,6 +18,7 @@ import importlib
 import itertools
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -29,7 +30,7 @@ import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -410,11 +411,12 @@ class Parent:
         """Start the parts that measure times at once, the others as many at a time as there are jobs."""
         timed = [name for name in names if name.startswith(("speed", "optimize"))]
         with ThreadPoolExecutor(len(timed) or 1) as waiting, ThreadPoolExecutor(self.args.jobs) as pool:
-            waiting.map(partial(self.run, share=1), timed)
+            last = [waiting.submit(self.run, name, 1) for name in timed]
             checks = [pool.submit(self.run, name, CHECKS_SHARE) for name in names if name not in timed]
-            for check in checks:
-                check.exception()
+            wait(checks)
             self.is_quiet.set()
+        for part in [*checks, *last]:
+            part.result()
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -461,15 +463,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.part:
         print_line = partial(print, flush=True)
 
-        def wait() -> None:
+        def ask() -> None:
             print_line("waits")
             sys.stdin.readline()
 
-        run_part(Part(args.part, args.device, args.tiny, lambda row: print_line(json.dumps(row)), wait))
+        run_part(Part(args.part, args.device, args.tiny, lambda row: print_line(json.dumps(row)), ask))
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no GPU; --device cpu --tiny rehearses")
-    about = measuring.environment() | {"gpu": torch.cuda.get_device_name() if args.device == "cuda" else None}
+    gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
+    ran = {"gpu": gpu, "command": shlex.join(sys.argv), "protocol": median_seconds.__doc__}
+    about = measuring.environment() | ran
     args.out.with_suffix(".log").write_text("")
     parent = Parent(args, about)
     parent.run_all([name for name in parts(args.schemes) if name.startswith(tuple(args.only))])
