@@ -179,8 +179,8 @@ def _sides_that_heads_allow(
         if SPANS in type(module).__name__:
             return (), f"{type(module).__name__} compares all states of a row, padding too"
     first = next(each for _, each in encoders if each in setups)
-    trial = EndToEnd(root, first, next(setup.pads for _, setup, _ in unpadded))
-    return trial.sides(unpadded), f"{type(root).__name__} reads states at padding, and computes other outputs without"
+    reader = f"{type(root).__name__} reads states at padding, and computes other outputs without"
+    return EndToEnd(root, first, unpadded).sides(), reader
 
 
 def _changed(
@@ -209,7 +209,7 @@ def _changed(
     taken_out = f"padding{where} is taken out, its hidden states are zeros"
     taken_out += f" (level {setup.level}, difference {setup.difference:.0e})"
     if setup.returns_cache:
-        argument = "use_mems" if hasattr(encoder.config, "mem_len") else "use_cache"
+        argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         taken_out += f"; calls that return keys and values are left to Transformers: ask with {argument}=False"
     if setup.trained is not None:
         taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes all rotations"
