@@ -9,7 +9,7 @@ from ..console import plain_errors, plain_warnings, progress_bar, spinner
 from ..data.text import check_texts
 from ..families.paths import check_source
 from .checkpoints import OPTIONS
-from .options import TEXT, Fields, JsonFile, advanced
+from .options import TEXT, Fields, JsonFile, SkipUnreadable, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -22,6 +22,7 @@ def compare(
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may be fitted on it. May be repeated.")
     ],
     field: Fields = None,
+    skip_unreadable: SkipUnreadable = False,
     lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help="In tokens, such as 64,256,1024.")] = None,
     pooling: Annotated[
         str | None, advanced("mean or cls; by default that of the source's repository.", metavar="NAME")
@@ -58,6 +59,7 @@ def compare(
                 tokenizer=tokenizer,
                 tokens=tokens,
                 window=window,
+                skip_unreadable=skip_unreadable,
                 progress=progress,
             )
         print_comparison(results, console)

@@ -21,6 +21,10 @@ FIELD = "Key or column in .jsonl, .tsv, .csv and datasets; 'text' by default. Re
 JSON = "JSON file to write; with - it is printed, and all else goes to standard error."
 JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
 Fields = Annotated[list[str] | None, advanced(FIELD, metavar="KEY")]
+SkipUnreadable = Annotated[
+    bool,
+    advanced("Leave out text files without the field, or that are not text, with a warning.", "--skip-unreadable"),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="After success, replace an existing OUT that holds only a checkpoint.")
 ]

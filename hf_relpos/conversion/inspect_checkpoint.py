@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 from ..families.checkpoint import (
     CHECKPOINT_FILES,
@@ -198,8 +197,8 @@ def _stock_model(folder: Path) -> PreTrainedModel:
 
 def _encodes(model: PreTrainedModel) -> bool:
     """Whether Transformers has the model as an encoder of text."""
-    kinds = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES)
-    return any(model.config.model_type in names for names in kinds)
+    kinds = (transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_TEXT_ENCODING_MAPPING)
+    return any(type(model.config) in kind for kind in kinds)
 
 
 def _load(spec: CheckpointSpec, name: str) -> str:
