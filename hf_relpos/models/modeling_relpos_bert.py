@@ -780,7 +780,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             dtype = torch.get_autocast_dtype(device.type)
         layer = self.encoder.layer[0].attention.self
         terms = layer.make_terms(context, torch.empty(0, layer.attention_head_size, device=device, dtype=dtype))
-        _ = terms.toeplitz  # made here, and not in a layer
+        if not is_traced():  # in a graph nobody reads it
+            _ = terms.toeplitz  # made here, and not in a layer
         return terms
 
     def _inputs_of_groups(self, batch: UnpaddedBatch, rows: Rows, states: torch.Tensor) -> list[AttentionInputs]:
