@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .attention.formula import Table as Table, Terms as Terms, attend as attend
     from .conversion import convert as convert, export_checkpoint as export_checkpoint
     from .families.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
+    from .families.loaded import check_loaded as check_loaded
     from .live import optimize as optimize, restore_attention as restore_attention
     from .machine import self_check as self_check
     from .models.capabilities import explain_backend as explain_backend
@@ -56,6 +57,7 @@ _MODULES = {
     "Table": ".attention.formula",
     "Terms": ".attention.formula",
     "attend": ".attention.formula",
+    "check_loaded": ".families.loaded",
     "convert": ".conversion",
     "explain_backend": ".models.capabilities",
     "export_checkpoint": ".conversion",

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
-from .host.loader import LOGGER, left_out, level_of_the_loader, register_targets
+from .host.loader import LOGGER, left_out, level_of_the_loader, note_allocation, register_targets
 from .host.torch import is_persistent, when_buffers_are_registered
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.modeling_relpos_bert import HEADS
@@ -31,6 +31,7 @@ def register() -> None:
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
     LOGGER.addFilter(warn_of_left_out_tables)
     when_buffers_are_registered(warn_of_unfilled_buffers)
+    when_buffers_are_registered(note_allocation)
     if is_peft_available():
         register_targets(RelPosBertConfig.model_type, like="bert")
 

@@ -16,6 +16,7 @@ from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import Chunked, chunks as skewed
 from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.context import Positions
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.schemes.registry import combined
@@ -234,7 +235,7 @@ def test_blocks_of_any_term_are_the_whole_mask(kind, how):
 def test_positions_reach_the_blocks():
     call = padded_call(ALL)
     gaps = torch.arange(120).expand(BATCH, -1) + (torch.arange(120) > 50) * 3
-    context = dataclasses.replace(call.context, positions=gaps, max_distance=122)
+    context = dataclasses.replace(call.context, positions=Positions(gaps, 122))
     assert difference("eager", dataclasses.replace(call, context=context)) <= 1e-12
 
 

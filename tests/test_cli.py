@@ -266,7 +266,7 @@ def test_inspect(source, tmp_path):
     found = json.loads(run("inspect", source, "--json", "-").stdout)
     assert found["family"] == "bert" and found["architecture"] == "BertModel" and found["trained_length"] == 20
     assert found["positions"] == "absolute: position_embedding_type = 'absolute'"
-    assert found["tables"] == ["embeddings.position_embeddings.weight"] and "loads it right" in found["elsewhere"]
+    assert found["tables"] == ["embeddings.position_embeddings.weight"] and "loads it as it is" in found["elsewhere"]
     assert found["command"] == f"hf-relpos convert {source} OUT --text FILE"
 
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
@@ -283,7 +283,7 @@ def test_inspect(source, tmp_path):
     edit(old, model_type="bert", architectures=["BertModel"], position_embedding_type="relative_key")
     shown = run("inspect", old)
     assert shown.exit_code == 0, shown.output
-    assert "loads it without its relative positions" in shown.output
+    assert "leaves out its relative positions" in shown.output
     assert re.search(r"^tables +encoder.layer.0.*distance_embedding.weight and 1 more$", shown.output, re.MULTILINE)
     load = re.search(r"^load +(.*)$", shown.output, re.MULTILINE)[1]
     assert "distance_embedding" in " ".join(eval(load, {"hf_relpos": hf_relpos}).state_dict())
@@ -291,7 +291,7 @@ def test_inspect(source, tmp_path):
     assert run(*command.split()).exit_code == 0
 
     DebertaV2Model(DebertaV2Config(vocab_size=60, **sizes)).save_pretrained(tmp_path / "deberta")
-    assert "loads it right" in run("inspect", tmp_path / "deberta").output
+    assert "loads it as it is" in run("inspect", tmp_path / "deberta").output
     assert run("inspect", tmp_path).exit_code == 2
 
 

@@ -28,10 +28,12 @@ from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, training
+from hf_relpos.attention.cpu_gemm import linear_library
 from hf_relpos.cli import app
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.card import command as repeating_command
+from hf_relpos.conversion.held_out import processor_name
 from hf_relpos.conversion.texts import check_windows, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
@@ -159,13 +161,24 @@ def test_word_embeddings_are_trained_with_predictions_alone(small, tmp_path, hea
 
 @pytest.mark.slow
 def test_products_in_bfloat16_come_as_close(small, tmp_path, monkeypatch):
-    """On the same text and steps; what is measured and written is in float32."""
-    found = {}
-    for bfloat16 in (False, True):
+    """On the same text and steps; teacher, measurement and result are in float32. A setting forbids bfloat16."""
+    found, precisions, optimize = {}, [], hf_relpos.optimize
+    spy = lambda model, precision, **more: precisions.append(precision) or optimize(model, precision, **more)  # noqa: E731
+    monkeypatch.setattr("hf_relpos.conversion.learn.optimize", spy)
+    for bfloat16, allowed in ((True, False), (False, True), (True, True)):
         monkeypatch.setattr("hf_relpos.conversion.learn.multiplies_bfloat16", lambda: bfloat16)  # noqa: B023
+        library = replace(linear_library(), allowed=allowed)
+        monkeypatch.setattr("hf_relpos.conversion.learn.linear_library", lambda: library)  # noqa: B023
         out = tmp_path / str(bfloat16)
         options = {"steps": 20, "batch_tokens": 128}
-        report = convert(small / "bert", out, texts=small / "text.txt", method_options=options)
+        report = convert(small / "bert", out, texts=small / "text.txt", method_options=options, overwrite=True)
+        student = "bfloat16" if bfloat16 and allowed else "float32"
+        assert precisions[-4:] == [student, "float32", "float32", "float32"]
+        computed = json.loads((out / "conversion.json").read_text())["details"]["computed"]
+        assert computed == {"student": student, "teacher": "float32", "on": processor_name(torch.device("cpu"))}
+        assert (
+            f"the student in {student}, the source in float32, on {computed['on']}." in (out / "README.md").read_text()
+        )
         found[bfloat16] = torch.tensor([each.token_cosine for each in report.fidelity.lengths])
         assert all(tensor.dtype == torch.float32 for tensor in load_file(out / "model.safetensors").values())
     assert not torch.equal(found[True], found[False])
@@ -498,6 +511,17 @@ def test_texts_with_different_fields(small, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "conversion.json").read_text())["arguments"]
     assert found["field"] == ["abstract", "chapter"] and found["texts"] == ["a.jsonl", "b.jsonl"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").rename(folder / f"{name}.jsonl")
+    words = ["--text", folder, "--field", "abstract", "--force", "--overwrite"]
+    refused = command(small, tmp_path, *words)
+    assert refused.exit_code == 2 and "b.jsonl, record 1: no field 'abstract' (it has chapter)" in refused.stderr
+    assert "--skip-unreadable" in refused.stderr
+    result = command(small, tmp_path, *words, "--skip-unreadable")
+    assert result.exit_code == 0 and "b.jsonl" in result.stderr, result.output
+    assert "--skip-unreadable" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_another_language(small, tmp_path):

@@ -262,7 +262,7 @@ LOST = {
     "token types": ("embeddings.token_type_embeddings.weight", r"lack 1 of .*token_type.*Restore the file"),
     "a table": (
         "encoder.layer.1.attention.self.distance_embedding",
-        r"'shaw' in config.json, but the weights lack .*layer\.1\.",
+        r"'shaw' requires tables, but the weights lack .*layer\.1\.",
     ),
 }
 

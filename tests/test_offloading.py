@@ -26,6 +26,7 @@ from hf_relpos import (
     RelPosBertModel,
     Terms,
 )
+from hf_relpos.attention.context import LayerInputs, TokenInputs
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
 
@@ -164,14 +165,12 @@ def test_terms_hold_no_memory_of_a_parameter(scheme, options):
     context = AttentionContext(
         6,
         6,
-        grid=inputs.get("position_ids"),
-        relation_ids=inputs.get("relation_ids"),
-        token_numbers=torch.rand(1, 3, 6),
-        query_projection=layer,
-        key_projection=layer,
+        tokens=TokenInputs(grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids")),
+        layer=LayerInputs(None, torch.rand(1, 3, 6), layer, layer),
     )
     modules = [module] if shared is None else [module, stir(shared)]
-    terms = module(context if shared is None else replace(context, shared=shared(context)))
+    found = None if shared is None else shared(context)
+    terms = module(replace(context, layer=context.layer._replace(shared=found)))
     owned = {parameter.untyped_storage().data_ptr() for each in modules for parameter in each.parameters()}
     assert not owned & {tensor.untyped_storage().data_ptr() for tensor in tensors_of(terms)}
 

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from oracles import extra_inputs, padding, tiny_model
+from oracles import ON_TOKENS, extra_inputs, padding, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.attention import call
+from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.unpadding import UnpaddedBatch
 from hf_relpos.models.capabilities import supported_implementations
 
@@ -98,3 +100,31 @@ def test_rows_keep_their_own_inputs(name):
         found = model(**inputs).last_hidden_state
     assert not found[~real].any()
     assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ON_TOKENS)
+def test_rows_whose_positions_have_gaps(name):
+    """The longest row has fewer positions than a shorter one, whose terms it cannot have."""
+    model = tiny_model(RelPosBertModel, name, max_position_embeddings=300).double()
+    real, positions = padding([20, 40, 33, 9], 40), torch.arange(40).repeat(4, 1)
+    positions[0, 10:] += 200
+    inputs = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
+    with torch.no_grad():
+        plain = model(**inputs, position_ids=positions).last_hidden_state
+        model.config.unpad_inputs = True
+        found = model(**inputs, position_ids=positions).last_hidden_state
+    assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name, forms", [("t5", 1), ("relative_key", 3)])
+def test_groups_and_layers_share_what_they_can(name, forms, monkeypatch):
+    """Of three groups and three layers: one form for all, or one for each layer; a backend for each group."""
+    model = tiny_model(RelPosBertModel, name, unpad_inputs=True, num_hidden_layers=3)
+    real = padding([40, 39, 30, 20], 40)
+    made, asked = [], []
+    to_toeplitz, unsupported = call.to_toeplitz, Chunked.unsupported
+    monkeypatch.setattr(call, "to_toeplitz", lambda *args: made.append(args) or to_toeplitz(*args))
+    monkeypatch.setattr(Chunked, "unsupported", lambda *args: asked.append(args) or unsupported(*args))
+    with torch.no_grad():
+        model(input_ids=torch.randint(1, 50, real.shape) * real, attention_mask=real.long())
+    assert (len(made), len(asked)) == (forms, 3)

@@ -17,6 +17,8 @@ from launching import SCRIPTS, import_script
 from oracles import stir
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, BertTokenizer, TrainingArguments
 
+from hf_relpos import convert
+from hf_relpos.attention.backends.sdpa import Sdpa
 from hf_relpos.demo import CHECKPOINT
 
 
@@ -148,6 +150,36 @@ def test_pass_keys_are_looked_for(teacher, tmp_path):
     assert bench.found(torch.eye(100)) == [True] * 100 and bench.found(torch.zeros(50, 50)) == [False] * 50
 
 
+def test_documents_are_found_by_their_summaries(teacher, tmp_path):
+    """In QMSum's files; the score is the gain of the one right document among the first ten, and ties are lost."""
+    bench = import_script("bench_documents")
+    texts = (teacher / "train.txt").read_text().split("\n\n")[:24]
+    for number, text in enumerate(texts):
+        turns = [{"speaker": "cat", "content": turn} for turn in text.split(" . ")[:9]]
+        asked = [{"query": "what", "answer": turns[-1]["content"]}]
+        meeting = {"general_query_list": asked, "specific_query_list": asked, "meeting_transcripts": turns}
+        part = tmp_path / "data/ALL" / bench.PARTS[number % 2]
+        part.mkdir(exist_ok=True, parents=True)
+        (part / f"{number}.json").write_text(json.dumps(meeting))
+    convert(teacher / "teacher", tmp_path / "converted", method="drop")
+    files = [f"--source={teacher / 'teacher'}", f"--converted={tmp_path / 'converted'}"]
+    bench.main([*files, f"--data={tmp_path}", f"--out={tmp_path}", "--windows", "28", "16"])
+    content = json.loads((tmp_path / "documents.json").read_text())
+    assert content["documents"] == 24 and content["queries"] <= 24  # each summary once
+    rows = content["rows"]
+    assert rows["source, first 16 tokens"]["vectors"] == 1 < rows["source, best of windows of 16"]["vectors"]
+    assert all(row["interval"][0] <= row["ndcg"] <= row["interval"][1] for row in rows.values())
+    assert "late chunking" in (tmp_path / "documents.md").read_text()
+    scores = torch.eye(12).double() + torch.arange(12) / 100
+    assert bench.gains(scores, torch.arange(12)).tolist() == [1.0] * 12
+    ranks = 1 + torch.arange(12).flip(0)
+    wanted = [1 / np.log2(1 + rank) if rank <= 10 else 0.0 for rank in ranks.tolist()]
+    assert bench.gains((torch.arange(12) / 100).expand(12, -1), torch.arange(12)).tolist() == pytest.approx(wanted)
+    assert bench.gains(torch.zeros(2, 12), torch.tensor([0, 1])).tolist() == [0.0, 0.0]
+    with pytest.raises(SystemExit):
+        bench.main([*files, f"--data={teacher}"])
+
+
 def test_probes_are_run_once(tmp_path, monkeypatch):
     """And the labels of [CLS] b B b A [SEP] are those of the tasks."""
     bench = import_script("probe_schemes")
@@ -234,6 +266,50 @@ def test_encoders_are_timed_beside_peers(tmp_path, monkeypatch):
     )
     page = (tmp_path / "cpu-encoder-quick.md").read_text()
     assert f"{missing} is left out" in page and "| ONNX Runtime, int8 |" in page and set(found) == {"MPNet", "BERT"}
+
+
+def test_a_device_is_checked_in_parts(monkeypatch):
+    """A rehearsal on the CPU; and what is wrong or raises is a row, beside others that are right."""
+    check = import_script("device_check")
+
+    def rows_of(*names):
+        rows = []
+        for name in names:
+            check.run_part(check.Part(name, "cpu", True, rows.append, lambda: None))
+        return rows
+
+    names = [
+        "attention relative_key",
+        "speed t5",
+        "speed stock",
+        "optimize bert",
+        "convert",
+        "patch_transformers",
+        "Trainer",
+    ]
+    rows = rows_of(*names)
+    assert [row for row in rows if not row["ok"]] == [] and {row["part"] for row in rows} == set(names)
+    said = check.summary(rows)
+    assert "float32, flex_attention, forward" in said and "relpos (chunked), gradients" in said
+    assert re.search(r"\| t5, eager \| [\d,]+ \(", said) and f"{len(rows)} of {len(rows)} rows are right" in said
+    run = Sdpa.run
+    monkeypatch.setattr(Sdpa, "run", lambda self, call: (run(self, call)[0] * 1.2, None))
+    monkeypatch.setattr(check, "read_text", lambda part: 1 / 0)
+    wrong = [row for row in rows_of("attention t5", "convert") if not row["ok"]]
+    assert {row["name"].partition(",")[2] for row in wrong[:-1]} == {
+        f" {dtype}, sdpa, {kind}" for dtype in ("float32", "bfloat16") for kind in ("forward", "gradients")
+    }
+    assert wrong[-1]["detail"].startswith("ZeroDivisionError")
+    assert not check.relative_error([torch.ones(2), torch.tensor([1.0, torch.nan])], [torch.ones(2)] * 2) < 9
+
+
+def test_a_part_of_the_device_check_that_does_not_end_is_a_row(tmp_path):
+    check, out = import_script("device_check"), tmp_path / "found.json"
+    call = ["--device=cpu", "--tiny", f"--out={out}", "--only", "patch"]
+    assert check.main(call) == 0 and all(row["ok"] for row in json.loads(out.read_text())["rows"])
+    assert check.main([*call, "--seconds=0.1"]) == 1
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["part"] == "patch_transformers" and "its time was over" in row["detail"]
 
 
 def test_training_text_shares_nothing_with_the_evaluation(teacher):

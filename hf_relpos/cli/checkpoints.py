@@ -8,7 +8,7 @@ import typer
 from ..console import plain_errors, plain_warnings, spinner, timed_step
 from ..data.text import check_texts
 from ..families.paths import check_free, check_source
-from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
+from .options import TEXT, Fields, JsonFile, Overwrite, SkipUnreadable, advanced, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -64,6 +64,7 @@ def convert(
         typer.Option(metavar="TEXT", help=f"{TEXT} The conversion learns from it, without labels. Repeatable."),
     ] = None,
     field: Fields = None,
+    skip_unreadable: SkipUnreadable = False,
     seed: Annotated[int, advanced("Random seed.")] = 0,
     architecture: Annotated[
         str | None,
@@ -124,6 +125,7 @@ def convert(
             quality=preset[2:] or None,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
+            skip_unreadable=skip_unreadable,
             seed=seed,
             architecture=architecture,
             revision=revision,

@@ -20,7 +20,10 @@ def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code, and list uninitialised buffers.")
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run the checkpoint's code, and compare what it loads with the files."
+        ),
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -33,27 +36,45 @@ def inspect(
         with spinner(LOADING):
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
+        found: dict[str, Any] = asdict(inspect_checkpoint(source, revision))
         if trust_remote_code:
-            typer.echo(f"{'uninitialised':16}{_unfilled(source, revision)}", err=json_file == STDOUT)
-        found = asdict(inspect_checkpoint(source, revision))
+            found["differences"] = _differences(source, revision)
         write_json(json_file, found)
     tables = found["tables"]
     found["tables"] = (tables[0] + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")) if tables else "none"
-    titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "load": "load", "command": "run"}
+    if trust_remote_code:
+        found["differences"] = (
+            _by_cause(found["differences"]) or "every tensor is as in the files, or as in a new model"
+        )
+    titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "command": "run"}
+    titles |= {"refused": "not converted", "differences": "with its code"}
     for name, value in found.items():
         if value:
             typer.echo(f"{titles.get(name, name):16}{value}", err=json_file == STDOUT)
 
 
-def _unfilled(source: str, revision: str | None) -> str:
-    """Load a model with its remote code, and list the buffers that Transformers leaves uninitialised."""
-    from transformers import AutoModel
+def _differences(source: str, revision: str | None) -> dict[str, str]:
+    """Cause and remedy of what is wrong in a model, by tensor, after a load by its own code, which is run."""
+    import transformers
+    from transformers import PreTrainedConfig
 
-    from ..families.buffers import unfilled_buffers
+    from ..families.loaded import check_loaded
 
     hide_loading_bars()
-    found = unfilled_buffers(AutoModel.from_pretrained(source, revision=revision, trust_remote_code=True))
-    return f"{', '.join(found)}: run hf_relpos.fill_buffers(model)" if found else "no buffer"
+    config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+    known = [name for name in config.get("auto_map") or () if name.startswith("AutoModel")]
+    auto = getattr(transformers, "AutoModel" if "AutoModel" in known or not known else known[0])
+    model = auto.from_pretrained(source, revision=revision, trust_remote_code=True)
+    return {name: str(finding) for name, finding in check_loaded(model).items()}
+
+
+def _by_cause(findings: dict[str, str]) -> str:
+    """Findings in one line for each cause."""
+    names: dict[str, list[str]] = {}
+    for name, finding in findings.items():
+        names.setdefault(finding, []).append(name)
+    lines = (f"{each[0]}{f' and {len(each) - 1} more' * (len(each) > 1)}: {text}" for text, each in names.items())
+    return f"\n{'':16}".join(lines)
 
 
 def schemes(

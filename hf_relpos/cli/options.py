@@ -21,6 +21,10 @@ FIELD = "Key or column in .jsonl, .tsv, .csv and datasets; default 'text'. Repea
 JSON = "Write the result to a JSON file; with -, to standard output, and all other output to standard error."
 JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
 Fields = Annotated[list[str] | None, advanced(FIELD, metavar="KEY")]
+SkipUnreadable = Annotated[
+    bool,
+    advanced("Leave out text files without the field, or that are not text, with a warning.", "--skip-unreadable"),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing OUT, after success, if it contains only a checkpoint.")
 ]

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from huggingface_hub import ModelCardData, metadata_load
 
 from ..console import markdown_table
-from ..families.checkpoint import CARD, TOKENIZER_FILES
+from ..families.checkpoint import CARD
 from ..families.privacy import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
@@ -61,7 +60,7 @@ def write_card(
         folder: folder of the result; modules.json marks a sentence-transformers folder.
         model: the result, which is left on the CPU.
     """
-    path, pools = folder / CARD, is_sentence_encoder(folder)
+    path, pools = folder / CARD, is_sentence_encoder(folder) and report.has_tokenizer
     if not path.exists():
         metadata = source_metadata(conversion.top)
         write_text(path, model_card(report, model.config, conversion.limit, metadata, pools))
@@ -155,8 +154,7 @@ def command(report: ConversionReport) -> str:
     for key in ("seed", "architecture", "revision"):
         if key in arguments:
             words += [f"--{key}", str(arguments[key])]
-    if "allow_pickle" in arguments:
-        words.append("--allow-pickle")
+    words += [flag for flag in ("--skip-unreadable", "--allow-pickle") if flag[2:].replace("-", "_") in arguments]
     return shlex.join(words)
 
 
@@ -221,12 +219,11 @@ def _how_close(report: ConversionReport) -> str:
 def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool) -> list[str]:
     """The section about loading the model; arguments as in `model_card`."""
     auto = report.auto_class
-    tokenizer = any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:
         load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"
     loads = {"model": load}
-    if not sentence_transformers and tokenizer:
+    if not sentence_transformers and report.has_tokenizer:
         imported += ", AutoTokenizer"
         loads["tokenizer"] = "AutoTokenizer.from_pretrained"
 
@@ -259,7 +256,15 @@ def _text(report: ConversionReport) -> list[str]:
     if (text := report.details.get("text")) is not None:
         lines.append(f"{report.text_in_words} to the tokenizer.")
         if (distilled := report.details.get("distillation")) is not None:
-            lines.append(f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens.")
+            computed = report.details.get("computed", {})
+            lines.append(
+                f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens"
+                + (
+                    ", the student in {student}, the source in {teacher}, on {on}.".format(**computed)
+                    if computed
+                    else "."
+                )
+            )
         lines += [f"Note: {note}." for note in text["notes"]]
     return ["\n".join(lines)]
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from transformers import PreTrainedModel
 
@@ -42,6 +42,7 @@ ENCODER_FILES = ("sentence_*_config.json",)
 TOKENIZER_CONFIG, SENTENCE_CONFIG = "tokenizer_config.json", "sentence_bert_config.json"
 MODULE_KINDS = ("cnn", "lstm", "phrasetokenizer", "whitespacetokenizer", "wordembedding")
 MODULE_FILES = ("config.json", *(f"{kind}_config.json" for kind in MODULE_KINDS), "vocab.txt", WEIGHTS)
+MAX_NAME_BYTES = 255
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
@@ -147,7 +148,7 @@ def read_layout(source: Path) -> Layout:
 
     Raises:
         ConversionError: for a modules.json without exactly one Transformer, with classes from code of the repository,
-            or with paths that lead out of it.
+            or with paths that name no folder in it.
     """
     if not (source / MODULES).is_file():
         return Layout()
@@ -155,14 +156,18 @@ def read_layout(source: Path) -> Layout:
     encoders: list[str] = []
     modules: list[str] = []
     for entry in read_json(listing, list):
-        kind, path = str(entry.get("type", "")), str(entry.get("path", ""))
+        kind, path = str(entry.get("type", "")), entry.get("path")
         if not kind.startswith("sentence_transformers."):
             raise ConversionError(
                 f"{listing}: type = {kind!r} is remote code, which is not run; to convert the encoder alone, remove "
                 "modules.json from a copy of the folder"
             )
-        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
-            raise ConversionError(f"{listing}: path = {path!r} is outside of the folder; correct it")
+        if not isinstance(path, str) or not _can_name_a_folder(path):
+            raise ConversionError(
+                f"{listing}: path = {path!r} names no folder; give the relative path of the module's"
+            )
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or PureWindowsPath(path).anchor:
+            raise ConversionError(f"{listing}: path = {path!r} leads out of the folder; correct it")
         (encoders if kind.endswith("Transformer") else modules).append(path)
     if len(encoders) != 1:
         raise ConversionError(
@@ -171,6 +176,15 @@ def read_layout(source: Path) -> Layout:
         )
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
     return Layout(encoders[0], tuple(path for path in modules if path not in own), listed=True)
+
+
+def _can_name_a_folder(path: str) -> bool:
+    """Whether a file system takes the path; a backslash would separate folders on Windows only."""
+    try:
+        parts = os.fsencode(path).split(b"/")
+    except UnicodeEncodeError:  # half a character
+        return False
+    return not any(len(part) > MAX_NAME_BYTES or b"\0" in part or b"\\" in part for part in parts)
 
 
 def is_sentence_encoder(folder: Path) -> bool:

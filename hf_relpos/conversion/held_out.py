@@ -1,6 +1,9 @@
 """Agreement of a result with its source on held-out text."""
 
+import platform
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,12 +83,20 @@ def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel
             start = time.perf_counter()
             model.base_model(input_ids=ids).last_hidden_state.sum().item()  # waits for a GPU
             seconds[name].append(time.perf_counter() - start)
-    threads = torch.get_num_threads()
-    cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
-    device = (
-        torch.cuda.get_device_name(ids.device) if ids.is_cuda else cpu if ids.device.type == "cpu" else ids.device.type
-    )
-    return {"tokens": length, "device": device, **{name: min(each) for name, each in seconds.items()}}
+    best = {name: min(each) for name, each in seconds.items()}
+    return {"tokens": length, "device": processor_name(ids.device), **best}
+
+
+def processor_name(device: torch.device) -> str:
+    """What computes there: the GPU, or the CPU and the number of its threads."""
+    if device.type != "cpu":
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    threads, cpu = torch.get_num_threads(), platform.processor() or platform.machine()
+    with suppress(OSError, KeyError):  # there is one on Linux, where platform knows the architecture alone
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in first.splitlines()}
+        cpu = f"{fields['model name']} {fields['cpu family']}/{fields['model']}"
+    return f"{cpu}, {threads} thread{'s' * (threads > 1)}"
 
 
 @torch.no_grad()

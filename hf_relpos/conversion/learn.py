@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..attention.cpu_gemm import multiplies_bfloat16
+from ..attention.cpu_gemm import linear_library, multiplies_bfloat16
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
@@ -23,7 +23,7 @@ from ..families.names import is_scheme
 from ..live.optimize import optimize
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .build import build_teacher, fold
-from .held_out import held_out_fidelity, speed
+from .held_out import held_out_fidelity, processor_name, speed
 from .plan import Conversion
 from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token, window_lengths
 
@@ -67,8 +67,10 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
     marks = {"": time.process_time()}
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
-    # bfloat16 is faster where the processor multiplies it, and the result is as close to the source
-    fast = "bfloat16" if conversion.device.type == "cpu" and multiplies_bfloat16() else "float32"
+    # bfloat16 is faster where the processor multiplies it, and the result is as close to the source; targets are exact
+    is_fast = conversion.device.type == "cpu" and multiplies_bfloat16() and linear_library().allowed
+    fast = "bfloat16" if is_fast else "float32"
+    conversion.details["computed"] = {"student": fast, "teacher": "float32", "on": processor_name(conversion.device)}
     with progress_bar(console, not console.quiet, first="reading the text") as progress:
         with _optimized(student, teacher, fast):
             conversion.details["distillation"] = _distil(student, teacher, tokenizer, conversion, console, progress)
@@ -89,8 +91,8 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
 
 @contextmanager
 def _optimized(student: torch.nn.Module, teacher: torch.nn.Module, precision: str) -> Iterator[None]:
-    """Context with fast products of both models. Padding stays, since hidden states are compared."""
-    with optimize(student, precision, unpad=False), optimize(teacher, precision, unpad=False):
+    """Context with fast products of both models, the student's in a precision. Hidden states of padding are needed."""
+    with optimize(student, precision, unpad=False), optimize(teacher, "float32", unpad=False):
         yield
 
 

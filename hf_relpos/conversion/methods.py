@@ -184,6 +184,7 @@ class Arguments:
     quality: str | None
     texts: str | Path | Iterable[str | Path] | None
     field: str | Sequence[str]
+    skip_unreadable: bool
     seed: int
     architecture: str | None
     revision: str | None

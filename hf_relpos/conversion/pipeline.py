@@ -35,6 +35,10 @@ NOT_COMPARED = (
     "Transformers has no class for the source, so outputs were not compared; every tensor of the result was read back "
     "and equals the source's"
 )
+NO_TOKENIZER = (
+    "the source has no tokenizer, and a SentenceTransformer of the result would read every word as unknown: put one "
+    "into the folder (`tokenizer.save_pretrained`) before you load it as one"
+)
 
 
 def convert(
@@ -48,6 +52,7 @@ def convert(
     quality: str | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
     field: str | Sequence[str] = "text",
+    skip_unreadable: bool = False,
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
@@ -83,6 +88,7 @@ def convert(
             paths; give a Hub dataset as a Path. An iterator of documents is read once, up to 100 million characters.
         field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
             of `texts`.
+        skip_unreadable: leave out, with a warning, text files without that field, or that are not text.
         seed: random seed, 0 to 2³² − 1.
         architecture: class with the head to keep; by default the class in config.json.
         revision: branch, tag or commit of a Hub repository.
@@ -207,4 +213,7 @@ def _write(
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
     others = () if report.revision else left_out(top, layout, files)
-    return replace(report, files=tuple(files), left_out=others), reloaded
+    report = replace(report, files=tuple(files), left_out=others)
+    if layout.listed and not report.has_tokenizer:
+        report = replace(report, notes=(*report.notes, NO_TOKENIZER))
+    return report, reloaded

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from ..evaluation.model_fidelity import failed_thresholds
-from ..families.checkpoint import Checkpoint
+from ..families.checkpoint import TOKENIZER_FILES, Checkpoint
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_buffer, is_scheme, is_table
@@ -18,6 +19,8 @@ from ..models.modeling_relpos_bert import HEADS
 if TYPE_CHECKING:
     from ..evaluation import Fidelity
 
+# Files of a tokenizer without its words.
+TOKENIZER_SETTINGS = ("_config.json", "_map.json", "added_tokens.json")
 KINDS = ("reused", "folded", "dropped", "created")
 
 
@@ -100,6 +103,12 @@ class ConversionReport:
         """Name of the scheme, or names of a combination joined by `+`."""
         name = self.position_embedding_type
         return name if isinstance(name, str) else "+".join(name)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the vocabulary of a tokenizer was copied."""
+        vocabularies = {name for name in TOKENIZER_FILES if not name.endswith(TOKENIZER_SETTINGS)}
+        return any(PurePath(file).name in vocabularies for file in self.files)
 
     def of_kind(self, kind: str) -> tuple[Step, ...]:
         """The steps of one kind."""

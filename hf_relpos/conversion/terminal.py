@@ -38,7 +38,7 @@ def _next_steps(report: ConversionReport) -> list[str]:
     """How to load, compare and upload the result."""
     out = shlex.quote(report.out)
     load = f"{report.auto_class}.from_pretrained({report.out!r})"
-    if MODULES in report.files:
+    if MODULES in report.files and report.has_tokenizer:
         load = f"SentenceTransformer({report.out!r})"
     return [
         f"written to {report.out}",

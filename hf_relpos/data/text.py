@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ def _kind(text: str | Path) -> str:
     return "document" if isinstance(text, str) else f"path ({str(text)!r})"
 
 
-def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text") -> Iterator[str]:
+def read_texts(
+    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", skip_unreadable: bool = False
+) -> Iterator[str]:
     """Read the documents of files, folders or Hub datasets, one after the other.
 
     A `.txt` file holds documents with blank lines between them. From a `.jsonl` file (one object per line), and a
@@ -118,13 +121,14 @@ def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence
     Args:
         sources: one or several.
         field: key or column of the text: one for all of them, or one for each.
+        skip_unreadable: leave out, with a warning, what follows an error in a file.
 
     Raises:
         TextError: for files that are missing, of another kind, not UTF-8 text, or without that field; for values that
             are neither text nor null; and for a different number of fields than sources.
     """
     for source, own_field in pair_fields(sources, field):
-        yield from (text for text in _documents(source, own_field) if text.strip())
+        yield from (text for text in _documents(source, own_field, skip_unreadable) if text.strip())
 
 
 def check_texts(sources: Iterable[str | Path], field: str | Sequence[str]) -> None:
@@ -168,21 +172,22 @@ def find_text(source: str | Path) -> Path | None:
     return None
 
 
-def _documents(source: str | Path, field: str) -> Iterator[str]:
+def _documents(source: str | Path, field: str, skip_unreadable: bool) -> Iterator[str]:
     path = find_text(source)
     if path is None:
         yield from _read_hub(str(source), field)
-    elif path.is_dir():
+        return
+    if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
         if not files:
             raise TextError(f"text = '{source}': the folder has no .txt, .jsonl, .tsv or .csv file; add one")
-        for file in files:
-            yield from _read_file(file, field)
     else:
-        yield from _read_file(path, field)
+        files = [path]
+    for file in files:
+        yield from _read_file(file, field, skip_unreadable)
 
 
-def _read_file(path: Path, field: str) -> Iterator[str]:
+def _read_file(path: Path, field: str, skip_unreadable: bool) -> Iterator[str]:
     try:
         if text_suffix(path) in (".txt", ".md"):
             with open_text(path) as file:
@@ -193,7 +198,11 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
             if record[field] is not None:  # skips JSON's null
                 yield text_field(path, number, field, record[field])
     except ValueError as error:
-        raise TextError(f"text = {error}") from error
+        if not skip_unreadable:
+            raise TextError(
+                f"text = {error}; or go on without such files: skip_unreadable (--skip-unreadable)"
+            ) from error
+        warnings.warn(f"text = {error}; left out from there on", stacklevel=2)
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ def compare_models(
     tokenizer: str | None = None,
     tokens: int = 4096,
     window: int | None = None,
+    skip_unreadable: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Measure the agreement of a student with its teacher; warns about text with many unknown tokens.
@@ -40,6 +41,7 @@ def compare_models(
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
         window: `attention_window` of the student; None for that of its configuration.
+        skip_unreadable: of `read_texts`.
 
     Returns:
         The content of the JSON file.
@@ -61,7 +63,7 @@ def compare_models(
         other.model.config.attention_window = window
         check_fields(other.model.config)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
-    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
+    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens, skip_unreadable)
     warn_of_unknown_tokens(unknown)
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
@@ -82,6 +84,7 @@ def windows_by_length(
     field: str | Sequence[str],
     lengths: Sequence[int],
     tokens: int,
+    skip_unreadable: bool = False,
 ) -> tuple[dict[int, Sequence[Row]], dict[int, str], float]:
     """Cut windows of each length, about `tokens` tokens but at least four windows.
 
@@ -96,7 +99,8 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0)
+            texts = read_texts(text, field, skip_unreadable)
+            cut = cut_windows(tokenizer, texts, max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too
                 raise

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from ..families.checkpoint import snapshot
 from ..models.checkpoint_files import check_config, check_local, read_json
 from ..models.checks import without_kernels
-from ..models.loading import check_loaded
+from ..models.loading import check_encoder
 from ..models.patch import patch_transformers
 from .encoder import POOLINGS, Encoder, check_pooling
 
@@ -151,7 +151,7 @@ def load_quietly(
             "config.json, or use the weights that belong to it"
         )
     if isinstance(model, BertPreTrainedModel):
-        check_loaded(model, info, name, arguments)
+        check_encoder(model, info, name, arguments)
     return model, {key for key in info["missing_keys"] if "pooler." not in key} | resized
 
 

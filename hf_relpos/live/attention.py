@@ -60,10 +60,10 @@ def attend_as_stock(
     """Attention by the best backend for the call.
 
     Args:
-        module: the stock module, for its training mode.
+        module: the stock module.
         query: (B, H, L, d), and so are keys and values with K in place of L.
         mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask; or None.
-        dropout: probability of dropping an attention weight in training.
+        dropout: probability of dropping an attention weight, 0 where none is dropped.
         context: None for L tokens that attend to each other.
 
     Returns:
@@ -77,7 +77,7 @@ def attend_as_stock(
         terms,
         offsets_of(query.transpose(1, 2)) if context is None else context,
         mask=mask,
-        dropout=dropout if module.training else 0.0,
+        dropout=dropout,
         output_weights=output_attentions,
         needs_gradients=torch.is_grad_enabled(),
         # keys that several queries share are repeated already, and by the module Transformers would repeat them again
@@ -88,6 +88,11 @@ def attend_as_stock(
     hides_rows = added is not None and has_contents(added) and torch.is_grad_enabled()
     out, weights = run_attention("eager" if hides_rows else AUTO, call)
     return out.flatten(2), weights if output_attentions else None
+
+
+def rate_of(dropout: nn.Dropout) -> float:
+    """The probability with which a module drops values now; it may be in training where its parent is not."""
+    return dropout.p if dropout.training else 0.0
 
 
 def has_contents(tensor: torch.Tensor) -> bool:

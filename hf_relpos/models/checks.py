@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ..host.transformers import ACT2FN
 from ..schemes.registry import SCHEMES, build_input, parts_with_absolute_table, scheme_parts
 from ..schemes.scheme import MAX_COUNT
-from .sequence import INDICES, check_tensor
+from .sequence import INDICES, Rows, check_tensor
 
 
 logger = logging.get_logger(__name__)
@@ -261,45 +261,37 @@ VECTORS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check_inputs(
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    required: frozenset[str],
-    input_ids: Any,
-    inputs_embeds: Any,
-    attention_mask: Any,
-    token_type_ids: Any,
-    position_ids: Any,
-    relation_ids: Any,
-    has_cache: bool,
+    config: PreTrainedConfig, dtype: torch.dtype, required: frozenset[str], rows: Rows, are_ids: bool, has_cache: bool
 ) -> None:
-    """Check the arguments of `forward` against each other and the configuration; each may be None.
+    """Check the arguments of `forward` against each other and the configuration.
 
     Args:
         config: a RelPosBertConfig.
         dtype: dtype of the model.
         required: inputs that the scheme reads: `relation_ids`.
+        are_ids: whether the tokens of `rows` are input_ids, not inputs_embeds.
         has_cache: whether a mask also covers keys of earlier calls.
 
     Raises:
         TypeError: for values that are not tensors.
         ValueError: for wrong dtypes and shapes; names the argument and its valid values.
     """
-    if inputs_embeds is None:
-        check_tensor("input_ids", input_ids)
-        if input_ids.dim() != 2 or not input_ids.numel():
+    tokens, attention_mask, token_type_ids, position_ids, relation_ids = rows
+    if are_ids:
+        check_tensor("input_ids", tokens)
+        if tokens.dim() != 2 or not tokens.numel():
             raise ValueError(
-                f"input_ids has shape {tuple(input_ids.shape)}; give (batch, length), both at least 1"
-                + (": a row alone as input_ids[None]" if input_ids.dim() == 1 else "")
+                f"input_ids has shape {tuple(tokens.shape)}; give (batch, length), both at least 1"
+                + (": a row alone as input_ids[None]" if tokens.dim() == 1 else "")
             )
-        batch, length = input_ids.shape
     else:
-        check_tensor("inputs_embeds", inputs_embeds, VECTORS)
-        if inputs_embeds.dim() != 3 or not inputs_embeds.numel() or inputs_embeds.shape[2] != config.input_size:
+        check_tensor("inputs_embeds", tokens, VECTORS)
+        if tokens.dim() != 3 or not tokens.numel() or tokens.shape[2] != config.input_size:
             raise ValueError(
-                f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; give (batch, length, {config.input_size}), "
+                f"inputs_embeds has shape {tuple(tokens.shape)}; give (batch, length, {config.input_size}), "
                 "the width of the word embeddings, with batch and length at least 1"
             )
-        batch, length = inputs_embeds.shape[:2]
+    batch, length = tokens.shape[:2]
     if token_type_ids is not None:
         check_tensor("token_type_ids", token_type_ids)
         if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):

@@ -26,6 +26,15 @@ def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture
     return None if fields is None else OtherArchitecture(fields)
 
 
+def refuse_nezha(source: Any, config: dict[str, Any]) -> None:
+    """Raise a ValueError for the original layout of NEZHA, whose configuration calls itself BERT, or nothing."""
+    if config.get("use_relative_position"):
+        raise ValueError(
+            f"{source}: use_relative_position = {config['use_relative_position']!r} marks a NEZHA checkpoint, not a "
+            f"BERT; convert it with `hf-relpos convert {source} OUT` and load OUT"
+        )
+
+
 def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
     checks = installed("models.checks")
     return fields if checks is None else checks.without_kernels(fields, where)
@@ -162,15 +171,13 @@ class RelPosBertConfig(BertConfig):
             ValueError: for another architecture, and for the original layout of NEZHA, whose model_type is BERT's.
         """
         config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        model_type = config.get("model_type", cls.model_type)
+        source = pretrained_model_name_or_path
+        # the first BERT files name no type
+        model_type = config.get("model_type") or ("bert" if config else cls.model_type)
         if model_type == "bert":
-            if fields := other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(source, config):
                 return fields, kwargs
-            if config.get("use_relative_position"):
-                raise ValueError(
-                    f"{pretrained_model_name_or_path}: use_relative_position = True marks a NEZHA checkpoint, not a "
-                    f"BERT; convert it with `hf-relpos convert {pretrained_model_name_or_path} OUT` and load OUT"
-                )
+            refuse_nezha(source, config)
             config = {
                 **config,
                 "model_type": cls.model_type,
@@ -180,12 +187,11 @@ class RelPosBertConfig(BertConfig):
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
-            if fields := other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(source, config):
                 return fields, kwargs
-            raise ValueError(
-                f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
-                "checkpoints can be read"
-            )
+            families = installed("families.loading")
+            remedy = "" if families is None else f": {families.conversion_of(model_type, source)}"
+            raise ValueError(f"{source}: model_type = {model_type!r} cannot be loaded as {cls.model_type}{remedy}")
         return config, kwargs
 
     @classmethod
@@ -217,6 +223,7 @@ class RelPosBertConfig(BertConfig):
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         backend = config._attn_implementation
         if not own:
+            refuse_nezha(config.name_or_path or "BertConfig", values)
             # stock classes read any name from a file; whether a caller gave this one cannot be seen here
             backend = _without_kernels({"_attn_implementation": backend}, config.name_or_path or "BertConfig").get(
                 "_attn_implementation"

@@ -29,6 +29,11 @@ FRESH_PARTS = {
     "embeddings.position_embeddings.": POSITION_FIELDS,
     ".crossattention.": ("add_cross_attention",),
 }
+# What may be the matter with a BERT that lacks nothing but its table of positions.
+WITHOUT_POSITIONS = (
+    "NEZHA has no such table: if this is one, set model_type = 'nezha' in its config.json, and `hf-relpos convert "
+    "{source} OUT` converts it; if not, restore the file"
+)
 # Parts of the encoder that `ignore_mismatched_sizes` may initialise.
 RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
 
@@ -48,7 +53,7 @@ def load(
         The model, and with `output_loading_info=True` its loading info.
 
     Raises:
-        ValueError: for broken files, and as `check_loaded`.
+        ValueError: for broken files, and as `check_encoder`.
     """
     output_loading_info = arguments.pop("output_loading_info", False)
     check_local(source, arguments)
@@ -58,13 +63,13 @@ def load(
     if model._hf_peft_config_loaded:  # the info is about the adapters
         info = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
     try:
-        check_loaded(model, info, source, arguments)
+        check_encoder(model, info, source, arguments)
     except ValueError:
         found = read_other_architecture(kind, source, arguments, by_tensors=True)
         if found is None:
             raise
         model, info = load_prepared(from_pretrained, source, args, found)
-        check_loaded(model, info, source, arguments)
+        check_encoder(model, info, source, arguments)
     return model
 
 
@@ -93,14 +98,20 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
         # an Auto class has read the configuration of the checkpoint itself: one of ours, or a stock one that the class
         # refuses
         own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source)
-        own = own and not getattr(config, "converted_from", None)
-        return arguments if own else read_other_architecture(kind, source, arguments) or arguments
+        other = bool(getattr(config, "converted_from", None))
+        if own and not other:
+            return arguments
+        found = read_other_architecture(kind, source, arguments)
+        if found is None and other:
+            found = read_other_architecture(kind, source, arguments, by_tensors=True)
+        return found or arguments
     try:
         fields, _ = kind.config_class.get_config_dict(source, **hub_arguments(arguments))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last three: no JSON object
         if os.path.isdir(source):
             check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
-        return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so
+        # or an adapter's folder, or no checkpoint: Transformers reads it, or says so
+        return read_other_architecture(kind, source, arguments, by_tensors=True) or arguments
     if not fields:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return arguments
     if isinstance(fields, OtherArchitecture):
@@ -169,7 +180,7 @@ def read_other_architecture(
 # Fields that follow from the tensors of another architecture.
 LAYOUT_FIELDS = (
     *("position_embedding_type", "position_options", "absolute_position_embeddings", "feed_forward_type"),
-    *("extra_attention_norms", "hidden_act"),
+    *("extra_attention_norms", "hidden_act", "max_position_embeddings", "converted_from"),
 )
 
 
@@ -178,7 +189,7 @@ def in_body(name: str) -> bool:
     return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
 
 
-def check_loaded(
+def check_encoder(
     model: PreTrainedModel, info: Mapping[str, Iterable[Any]], source: Any, arguments: Mapping[str, Any]
 ) -> None:
     """Reject a model whose encoder differs from the checkpoint. With an empty `state_dict` all weights may be new.
@@ -262,7 +273,7 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     config = model.config
     if all("distance_embedding." in name for name in missing):
         return (
-            f"position_embedding_type = {config.position_embedding_type!r} in config.json, but the weights lack "
+            f"position_embedding_type = {config.position_embedding_type!r} requires tables, but the weights lack "
             f"{_listed(missing)} ({len(missing)} tensors). Transformers 5 drops these tables when it loads and saves "
             "such a checkpoint: use the original files, or pass another position_embedding_type to start with new "
             "tables"
@@ -273,6 +284,8 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     families = installed("families.loading")
     if families is not None and (looks := families.resemblance(unexpected, source)):
         return f"{facts}. {looks}"
+    if all("embeddings.position_embeddings." in name for name in missing):
+        return f"{facts}. {WITHOUT_POSITIONS.format(source=source)}"
     return (
         f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights on purpose, create "
         f"a {type(model).__name__} from its configuration and call load_state_dict(…, strict=False)"

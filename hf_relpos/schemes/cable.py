@@ -57,7 +57,7 @@ class Cable(Scheme, name="cable"):
         return softplus(self.h_attn(states))
 
     def forward(self, context: AttentionContext) -> Terms:
-        numbers = context.token_numbers
+        numbers = context.layer.token_numbers
         assert numbers is not None, "the layer computes them"
         if self.settings["gate"] == "key":
             distance = context.matrix(numbers.device).abs().to(context.dtype)
@@ -66,8 +66,8 @@ class Cable(Scheme, name="cable"):
             )
             distance = distance[None, None] if distance.dim() == 2 else distance[:, None]
             return Terms(dense=(-distance * (rates[:, None] * numbers)[:, :, None],))
-        if context.real is not None:
-            numbers = numbers.masked_fill(~context.real[:, None], 0.0)
+        if context.tokens.real is not None:
+            numbers = numbers.masked_fill(~context.tokens.real[:, None], 0.0)
         z = numbers.to(context.dtype).cumsum(-1)  # (B, H, K)
         queries = torch.arange(context.query_length, device=z.device) + context.start
         return Terms(dense=(-(z[..., queries, None] - z[..., None, :]).abs(),))

@@ -93,10 +93,10 @@ class Combination(nn.Module):
 
     def forward(self, context: AttentionContext) -> Terms:
         """Return the sum of the terms of all parts."""
-        shared = context.shared or (None,) * len(self.parts)
+        shared = context.layer.shared or (None,) * len(self.parts)
         total = Terms()
         for part, of_part in zip(self.parts, shared, strict=True):
-            total = combined(total, part(replace(context, shared=of_part)))
+            total = combined(total, part(replace(context, layer=context.layer._replace(shared=of_part))))
         return total
 
 

@@ -321,7 +321,8 @@ class Scheme(nn.Module):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         """Return the module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
 
-        It is called once per forward with the AttentionContext. Its result reaches `forward` as `context.shared`.
+        It is called once per forward with the AttentionContext. Its result reaches `forward` as
+        `context.layer.shared`.
         """
         return None
 
@@ -340,8 +341,9 @@ class Scheme(nn.Module):
     def token_numbers(self, states: torch.Tensor) -> torch.Tensor | None:
         """Return a number for each token and head, (B, K, H), of a layer's inputs (B, K, D); None for none.
 
-        They reach `forward` as `context.token_numbers`, also those of cached tokens: the cache holds them as a further
-        entry of each key, so that caches allocated for the sizes of the configuration, and prefix tuning, do not fit.
+        They reach `forward` as `context.layer.token_numbers`, also those of cached tokens: the cache holds them as a
+        further entry of each key, so that caches allocated for the sizes of the configuration, and prefix tuning, do
+        not fit.
         A combination can hold only one such scheme.
         """
         return None

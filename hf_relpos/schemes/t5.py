@@ -82,4 +82,4 @@ class T5(Scheme, name="t5"):
 
     def forward(self, context: AttentionContext) -> Terms:
         scale = self.scale if self.settings["scaling"] == "t5" else None
-        return Terms(scale=scale, bias=(toeplitz_table(context.shared, context),))
+        return Terms(scale=scale, bias=(toeplitz_table(context.layer.shared, context),))

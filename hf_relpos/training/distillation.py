@@ -27,7 +27,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ..attention.cpu_gemm import fast_bmm
+from ..attention.cpu_gemm import fast_linears
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.seed import check_seed
@@ -205,11 +205,6 @@ class DistillationTrainer(Trainer):
         loss = reduce(torch.add, [self.losses[name] * value for name, value in parts.items()])
         return (loss, outputs) if return_outputs else loss
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As Trainer's, with fast products of the attention, forward and backward."""
-        with fast_bmm(self._sums):
-            return super().training_step(*args, **kwargs)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As Trainer's, with the parts of the loss."""
         if "loss" in logs:
@@ -284,7 +279,12 @@ def distil(
     started = time.perf_counter()
     trained = student if "logits" in losses else student.base_model  # skips a head that is not compared
     targets = partial(model_targets, teacher if "logits" in losses else teacher.base_model, limit, names=losses)
-    with tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder, _prepared(student), _evaluating(teacher):
+    with (
+        tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder,
+        _prepared(student),
+        _evaluating(teacher),
+        fast_linears(student, teacher),
+    ):
         arguments = _training_arguments(settings, folder)
         teacher.to(arguments.device)
         trainer = DistillationTrainer(

@@ -42,6 +42,7 @@ PROBES: dict[str, list[dict[str, Any]]] = {
         {"logn_attention_scale": True},
         {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
     ],
+    "xlm_roberta_flash": [{"hidden_act": "relu"}],
     "nomic_bert": [{"num_experts": 8}, {"prenorm": True}, {"activation_function": "gelu"}],
 }
 # Rotary encoders that Transformers computes with SDPA and flash attention itself: titles by `model_type`. A test
