@@ -7,7 +7,7 @@ nothing else: dropout is off there, buffers and configuration are its own, and o
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -286,7 +286,8 @@ class Check:
         short = {name: inputs[name][:1, :2] if name in (*TOKENS, "attention_mask") else inputs[name] for name in names}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = self.trial(**short)
-        return any(getattr(outputs, name, None) is not None for name in (*CACHE_NAMES, "mems"))
+        found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
+        return any(found.get(name) is not None for name in (*CACHE_NAMES, "mems"))
 
     def _tried(
         self, setup: Setup, probe: Probe, inputs: dict[str, Any], expected: dict[str, Any]
@@ -312,21 +313,19 @@ class Check:
 class EndToEnd:
     """Calls of the object that was given, as its user calls it: who else reads padding?"""
 
-    def __init__(self, root: nn.Module, encoder: Any, pads: tuple[int, ...]) -> None:
+    def __init__(self, root: nn.Module, setups: Sequence[tuple[str, Setup, OwnParts | None]]) -> None:
         """
         Args:
-            encoder: one inside, for its vocabulary.
-            pads: as of `Setup`.
+            setups: of encoders inside, by their names; at least one.
         """
-        self.root, self.tolerance = root, tolerance_of(root)
-        self.probe = Probe(encoder, LENGTHS, pads, SIDES[0])
+        self.root, self.setups, self.tolerance = root, setups, tolerance_of(root)
+        name, first, _ = setups[0]
+        # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
+        self.common = tuple(side for side in SIDES[0] if all(side in setup.sides for _, setup, _ in setups))
+        self.probe = Probe(root.get_submodule(name), LENGTHS, first.pads, self.common or SIDES[0])
 
-    def sides(self, setups: Iterable[tuple[str, Setup, OwnParts | None]]) -> tuple[str, ...]:
-        """Where padding stands in rows whose outputs are the same without it; all where nobody knows how to call it.
-
-        Args:
-            setups: of encoders inside, by their names.
-        """
+    def sides(self) -> tuple[str, ...]:
+        """Where padding stands in rows with the same outputs without it; of all where nobody knows how to call it."""
         stock = shadow(self.root)
         for inputs in self._inputs():
             try:
@@ -334,15 +333,16 @@ class EndToEnd:
             except Exception:  # another signature; the code of others raises what it likes
                 continue
             trial = shadow(self.root)
-            for name, setup, own in setups:
+            for name, setup, own in self.setups:
                 encoder = trial.get_submodule(name)
                 if isinstance(encoder, RelPosBertModel):
                     encoder.unpads = lambda each: True
                 else:
                     apply_to(encoder, replace(setup, **TRIAL), own)
             worst = differences(outputs_of(trial, *inputs), expected, self.probe.real)
-            return tuple(s for index, s in enumerate(SIDES[0]) if float(worst[index::2].max()) <= self.tolerance)
-        return SIDES[0]
+            turns = len(self.common)
+            return tuple(s for i, s in enumerate(self.common) if float(worst[i::turns].max()) <= self.tolerance)
+        return self.common
 
     def _inputs(self) -> Iterator[tuple[Any, ...]]:
         """Arguments that modules around encoders take, one after the other: by name, as a dict, or by position."""
