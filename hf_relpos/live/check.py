@@ -6,7 +6,7 @@ calls it, since a head may read padding. All of this runs on a shadow of the mod
 nothing else: dropout is off there, buffers and configuration are its own, and other threads see nothing of it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -257,7 +257,8 @@ class Check:
         short = {name: inputs[name][:1, :2] if name in (*TOKENS, "attention_mask") else inputs[name] for name in names}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = self.trial(**short)
-        return any(getattr(outputs, name, None) is not None for name in (*CACHE_NAMES, "mems"))
+        found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
+        return any(found.get(name) is not None for name in (*CACHE_NAMES, "mems"))
 
     def _tried(
         self, setup: Setup, probe: Probe, inputs: dict[str, Any], expected: dict[str, Any]
@@ -283,22 +284,21 @@ class Check:
 class EndToEnd:
     """Calls of the object that was given, as its user calls it: who else reads padding?"""
 
-    def __init__(self, root: nn.Module, encoder: Any, setups: list[tuple[str, Setup, OwnParts | None]]) -> None:
+    def __init__(self, root: nn.Module, setups: Sequence[tuple[str, Setup, OwnParts | None]]) -> None:
         """
         Args:
-            encoder: one inside, for its vocabulary.
-            setups: of the encoders inside, by their names.
+            setups: of encoders inside, by their names; at least one.
         """
-        self.root, self.encoder, self.setups = root, encoder, setups
+        self.root, self.setups, self.tolerance = root, setups, tolerance_of(root)
+        name, first, _ = setups[0]
+        # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
+        self.common = tuple(side for side in SIDES[0] if all(side in setup.sides for _, setup, _ in setups))
+        self.probe = Probe(root.get_submodule(name), LENGTHS, first.pads, self.common or SIDES[0])
 
     def sides(self) -> tuple[str, ...]:
-        """Where padding stands in rows whose outputs are the same without; all if it is not known how to call it."""
-        return tuple(side for side in SIDES[0] if self._agrees(side))
-
-    def _agrees(self, side: str) -> bool:
-        probe = Probe(self.encoder, LENGTHS, self.setups[0][1].pads or (0,), (side,))
+        """Where padding stands in rows with the same outputs without it; of all where nobody knows how to call it."""
         stock = shadow(self.root)
-        for inputs in self._inputs(probe):
+        for inputs in self._inputs():
             try:
                 expected = outputs_of(stock, *inputs)
             except Exception:  # another signature; the code of others raises what it likes
@@ -310,13 +310,14 @@ class EndToEnd:
                     encoder.unpads = lambda each: True
                 else:
                     apply_to(encoder, replace(setup, **TRIAL), own)
-            found = outputs_of(trial, *inputs)
-            return float(differences(found, expected, probe.real).max()) <= tolerance_of(self.root)
-        return True
+            worst = differences(outputs_of(trial, *inputs), expected, self.probe.real)
+            turns = len(self.common)
+            return tuple(s for i, s in enumerate(self.common) if float(worst[i::turns].max()) <= self.tolerance)
+        return self.common
 
-    def _inputs(self, probe: Probe) -> Iterator[tuple[Any, ...]]:
+    def _inputs(self) -> Iterator[tuple[Any, ...]]:
         """Arguments that modules around encoders take, one after the other: by name, as a dict, or by position."""
-        ids, mask = probe.ids, probe.real.long()
+        ids, mask = self.probe.ids, self.probe.real.long()
         kind: Any = type(self.root)
         names, takes_others = parameters_of(kind.forward)
         if "MultipleChoice" in kind.__name__:

@@ -131,7 +131,8 @@ def _setups(
         reason = _refusal(encoder, padding)
         if isinstance(encoder, RelPosBertModel):
             if reason is None and padding != "stock":
-                yield encoder, (Setup("own"), None)
+                pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
+                yield encoder, (Setup("own", ("right",), pads), None)
             elif padding != "stock":
                 taken.skipped.append(Skipped(place, kind, reason or ""))
             continue
@@ -178,9 +179,8 @@ def _sides_that_heads_allow(
     for module in root.modules():
         if SPANS in type(module).__name__:
             return (), f"{type(module).__name__} compares all states of a row, padding too"
-    first = next(each for _, each in encoders if each in setups)
-    reader = f"{type(root).__name__} reads states at padding, and computes other outputs without"
-    return EndToEnd(root, first, unpadded).sides(), reader
+    sides = EndToEnd(root, unpadded).sides()
+    return sides, f"{type(root).__name__} reads states at padding, and computes other outputs without"
 
 
 def _changed(
