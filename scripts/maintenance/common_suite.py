@@ -4,8 +4,8 @@
     pip download transformers==5.23.0 --no-binary :all: --no-deps
     python scripts/maintenance/common_suite.py transformers-5.23.0.tar.gz shaw tables
 
-The sdist has `tests/test_modeling_common.py` and `tests/test_configuration_common.py`, but not all that they import. The
-files below replace what it lacks with our tests: export by `transformers.exporters`, run at another length, and
+The sdist has `tests/test_modeling_common.py` and `tests/test_configuration_common.py`, but not all that they import.
+The files below replace what it lacks with our tests: export by `transformers.exporters`, run at another length, and
 generation. Nothing else of the suite is changed: the heads' names are added to the tables that tell which labels a
 class takes, and `test_can_init_all_missing_weights_before_2023` is set, as for a new model.
 
