@@ -43,7 +43,7 @@ Written by `make schemes`, with default options. `hf-relpos schemes` describes e
 - **error**: largest absolute difference from the original code, on stored outputs, rounded up.
 
 """
-BACKENDS_HEAD = "\n`relpos` and `eager` compute all schemes. These do not run in other backends:\n\n"
+BACKENDS_HEAD = "\n`relpos` and `eager` compute all schemes. Schemes that the others do not compute:\n\n"
 RANGE_HEAD = """
 ## Range, order and longer inputs
 
@@ -164,7 +164,7 @@ def out_of_range_table() -> str:
         default = ", ".join(f"`{name}`" for name, words in able.items() if words[0] == word)
         option = ", ".join(f"`{name}`" for name, words in able.items() if words[0] != word)
         rows.append([f"`{word}`", meaning, default or "–", option or "–"])
-    return table(["`out_of_range`", "past the trained range", "default of", "also an option of"], rows)
+    return table(["`out_of_range`", "beyond the trained range", "default of", "also an option of"], rows)
 
 
 def order_section() -> str:
@@ -193,7 +193,7 @@ def report(measure: bool) -> str:
         )
     header = ["name", "source", "terms", "parameters", "error", "original"]
     lines = [
-        f"- without {names}: {', '.join(f'`{each}`' for each in able)}\n" for names, able in without.items() if names
+        f"- not in {names}: {', '.join(f'`{each}`' for each in able)}\n" for names, able in without.items() if names
     ]
     card = CARD_HEAD + table(header, full) + BACKENDS_HEAD + "".join(lines)
     card += RANGE_HEAD + out_of_range_table() + order_section() + PLOTS_HEAD
