@@ -1,7 +1,9 @@
 """`hf-relpos run`, `HF_RELPOS_OPTIMIZE` and what they wrap: programs that do not know of this package."""
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,6 +238,7 @@ def test_environment_variable_values(folder, capsys, monkeypatch):
 
 
 SERVER = """
+import json
 import os
 from sentence_transformers import SentenceTransformer
 
@@ -286,3 +289,39 @@ def test_run_a_server_that_is_terminated(folder, tmp_path):
         server.kill()
     said = log.read_text()
     assert said.count("hf-relpos:") == 1 and "linear layers in bfloat16" in said and "Finished server process" in said
+
+
+# The command optimize ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("kind", ["BertModel", "SentenceTransformer", "CrossEncoder"])
+def test_optimize_command(kind, folder, tmp_path):
+    """The class that the folder is of, and what a call of it returns before and after; nothing is written."""
+    from sentence_transformers import SentenceTransformer
+
+    if kind == "BertModel":
+        BertModel.from_pretrained(folder).save_pretrained(tmp_path / "model")
+        tokenizer(tmp_path / "model").save_pretrained(tmp_path / "model")
+    else:
+        model = SentenceTransformer(folder, device="cpu") if kind == "SentenceTransformer" else None
+        model.save(str(tmp_path / "model")) if model else shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "a.txt").write_text("\n".join(TEXTS * 20 + [""]))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    arguments = ["optimize", str(tmp_path / "model"), "--text", str(tmp_path / "a.txt"), "--json", "-"]
+    for options in ((), ("--precision", "int8")):
+        result = CliRunner().invoke(app, [*arguments, *options])
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert found["texts"] == 60 and found["model"].endswith(f"({kind})") and "BertModel" in found["report"]
+        assert found["before"] > 0 < found["after"] and found["least"] <= found["cosine"] <= 1 + 1e-9
+        assert f"{found['before'] / found['after']:.2f} times as fast" in result.stderr
+        assert (found["difference"] < 1e-5) == (not options) and (found["cosine"] > 0.9)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_optimize_command_refuses(folder, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    for name, text in ((folder, tmp_path / "empty.txt"), (folder, tmp_path / "none.txt"), (tmp_path, "empty.txt")):
+        result = CliRunner().invoke(app, ["optimize", str(name), "--text", str(text)])
+        assert result.exit_code == 2 and result.stderr.startswith("Error: ")

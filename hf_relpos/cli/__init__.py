@@ -83,6 +83,10 @@ EXAMPLES = {
         "hf-relpos push OUT USER/NAME --yes --private",
         "hf-relpos push OUT USER/NAME --json -",
     ),
+    "optimize": (
+        "hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt",
+        "hf-relpos optimize BAAI/bge-reranker-base --text passages.jsonl --field passage --precision int8",
+    ),
     "run": (
         "hf-relpos run -- uvicorn app:app --port 8000",
         "hf-relpos run --precision int8 -- python encode.py",
@@ -115,4 +119,5 @@ _add(information.families)
 _add(doctor.doctor)
 _add(checkpoints.demo)
 _add(evaluation.compare)
+_add(run.optimize)
 _add(run.run, context_settings={"allow_interspersed_args": False})  # options of the program are its own

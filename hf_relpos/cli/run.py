@@ -1,4 +1,4 @@
-"""The command `run`: a program with `optimize` applied to the models that it loads."""
+"""The commands `optimize`, which measures what it gains, and `run`, which starts a program with it."""
 
 import os
 from enum import StrEnum
@@ -7,8 +7,12 @@ from typing import Annotated
 import typer
 
 from .. import autoload
-from ..console import plain_errors
-from .options import advanced
+from ..console import plain_errors, plain_warnings, spinner
+from ..data.text import check_texts
+from ..families.paths import check_source
+from .checkpoints import OPTIONS
+from .options import TEXT, Fields, JsonFile, advanced
+from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
 Precision = StrEnum("Precision", "float32 bfloat16 int8")
@@ -45,3 +49,37 @@ def run(
             raise ValueError(
                 f"{command[0]} cannot be run ({error.strerror}); give a program, such as python"
             ) from None
+
+
+def optimize(
+    name: Annotated[str, typer.Argument(help="Folder or Hub repository of an encoder or a reranker.")],
+    text: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 256 are read. May be repeated."),
+    ],
+    field: Fields = None,
+    precision: PrecisionOption = Precision.float32,
+    padding: PaddingOption = Padding.zeros,
+    trust_remote_code: Annotated[
+        bool, advanced("Run the code that the checkpoint names.", "--trust-remote-code")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure on your own texts what optimize gains on this CPU: seconds and outputs, before and after.
+
+    Nothing is written. To have it: hf_relpos.optimize(model) in your program, or hf-relpos run.
+    """
+    with plain_errors(OPTIONS), plain_warnings():
+        check_source(name)
+        check_texts(text, field or "text")
+        check_json(json_file)
+        with spinner(LOADING):
+            from transformers.utils import logging
+
+            from ..evaluation.speed import measure_gain
+
+        hide_loading_bars()
+        logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
+        gain = measure_gain(name, text, field or "text", str(precision), str(padding), trust_remote_code)
+        console_for(json_file).print(str(gain), markup=False, highlight=False, soft_wrap=True)
+        write_json(json_file, vars(gain))
