@@ -3,10 +3,12 @@
 Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and with PEFT where that is
 installed: at once where the program has imported the Auto classes, else when it does. No other checkpoint loads
 differently, and no file is read; a stock class that leaves out the relative positions of a checkpoint gives a
-warning. Its names are imported on first use.
+warning. With the environment variable HF_RELPOS_OPTIMIZE=1 (or a precision) each model that is loaded from then on is
+optimized. Names of this package are imported on first use.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from .deferred import when_auto_classes_are_imported
@@ -96,3 +98,8 @@ def _register() -> None:
 
 
 when_auto_classes_are_imported(_register)
+
+if os.environ.get("HF_RELPOS_OPTIMIZE", "0") not in ("", "0"):
+    from .autoload import start
+
+    start()

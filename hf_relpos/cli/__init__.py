@@ -14,7 +14,7 @@ import typer
 
 from ..console import print_message
 from ..version import __version__
-from . import checkpoints, doctor, evaluation, information
+from . import checkpoints, doctor, evaluation, information, run
 from .options import parse_options
 
 
@@ -83,6 +83,15 @@ EXAMPLES = {
         "hf-relpos push OUT USER/NAME --yes --private",
         "hf-relpos push OUT USER/NAME --json -",
     ),
+    "optimize": (
+        "hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt",
+        "hf-relpos optimize BAAI/bge-reranker-base --text passages.jsonl --field passage --precision int8",
+    ),
+    "run": (
+        "hf-relpos run -- uvicorn app:app --port 8000",
+        "hf-relpos run --precision int8 -- python encode.py",
+        "hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app",
+    ),
     "compare": (
         "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",
         "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
@@ -91,13 +100,13 @@ EXAMPLES = {
 }
 
 
-def _add(function: Callable[..., None]) -> None:
+def _add(function: Callable[..., None], **settings: Any) -> None:
     """A command of the function's name; its help is the docstring, by paragraph, and examples if there are some."""
     name = function.__name__
     # a line break would be one in the help, too; in the epilog, a blank line is a line break
     paragraphs = [" ".join(each.split()) for each in (function.__doc__ or "").split("\n\n")]
     epilog = "\n\n".join(("Examples:", *EXAMPLES[name])) if name in EXAMPLES else None
-    app.command(name, help="\n\n".join(paragraphs), epilog=epilog)(function)
+    app.command(name, help="\n\n".join(paragraphs), epilog=epilog, **settings)(function)
 
 
 # In the order of the help.
@@ -110,3 +119,5 @@ _add(information.families)
 _add(doctor.doctor)
 _add(checkpoints.demo)
 _add(evaluation.compare)
+_add(run.optimize)
+_add(run.run, context_settings={"allow_interspersed_args": False})  # options of the program are its own
