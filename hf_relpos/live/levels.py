@@ -131,7 +131,8 @@ def _setups(
         reason = _refusal(encoder, padding)
         if isinstance(encoder, RelPosBertModel):
             if reason is None and padding != "stock":
-                yield encoder, (Setup("own"), None)
+                pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
+                yield encoder, (Setup("own", sides=("right",), pads=pads), None)
             elif padding != "stock":
                 taken.skipped.append(Skipped(place, kind, reason or ""))
             continue
