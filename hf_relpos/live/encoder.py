@@ -238,7 +238,7 @@ def plan_of(
         or ("use_mems" in names and wanted("use_mems", memory))
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or collects_outputs()
-        or not _is_padding(setup, given, real)
+        or not is_padding(setup, given.get("input_ids"), real)
     ):
         return None
     by_token, by_row = _by_shape(given, batch, length)
@@ -259,15 +259,16 @@ def plan_of(
             positions = _positions(setup, given, real)
         elif setup.level == "own" and found is None and "left" in sides:
             return None  # without columns on the left it would count positions from another one
-    as_tuple = takes_return_dict and wanted("return_dict") is False
+    asked = given.get("return_dict")
+    asked = getattr(config, "return_dict", True) if asked is None else asked
+    as_tuple = takes_return_dict and asked is False
     return Plan(real, by_token, by_row, found, positions, as_tuple)
 
 
-def _is_padding(setup: Setup, given: dict[str, Any], real: torch.Tensor) -> bool:
+def is_padding(setup: Setup, ids: torch.Tensor | None, real: torch.Tensor) -> bool:
     """Whether positions that the mask hides are padding that nobody reads."""
     if setup.trusts_mask:
         return True
-    ids = given.get("input_ids")
     if ids is None or ids.shape != real.shape:
         return False
     hidden = ids[~real]
