@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from ..attention.unpadding import UnpaddedBatch
 
 
+class MismatchError(TypeError):
+    """An encoder takes or gives something else than a level expects."""
+
+
 @dataclass
 class Running:
     """A batch, and what its encoder did with it.

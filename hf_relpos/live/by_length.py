@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
+from .batch import MismatchError
+
 
 # A call of an encoder costs about as much time as so many tokens. See docs/results/benchmarks/cpu-encoder.md.
 TOKENS_OF_A_CALL = 60
@@ -100,7 +102,8 @@ def call(
         What `forward` returns, its states (B, L, …) with zeros at padding.
 
     Raises:
-        TypeError: for outputs that are neither tensors nor made of tensors.
+        MismatchError: for outputs that are neither tensors with an entry for each row, or for each token, nor made of
+            such tensors.
     """
     outputs = []
     for part in parts:
@@ -121,7 +124,7 @@ def _together(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> 
         return type(first)(**{name: _together([each[name] for each in outputs], real, parts) for name in names})
     if isinstance(first, tuple | list):
         return type(first)(_together(list(each), real, parts) for each in zip(*outputs, strict=True))
-    raise TypeError(f"an output of type {type(first).__name__} cannot be put together from parts of a batch")
+    raise MismatchError(f"an output of type {type(first).__name__} cannot be put together from parts of a batch")
 
 
 def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
@@ -131,8 +134,9 @@ def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Par
     sizes = [len(range(length)[part.columns]) for part in parts]
     by_token = first.dim() > 2
     for each, part, size in zip(tensors, parts, sizes, strict=True):
-        if each.shape[:1] != (len(part.rows),) or (by_token and each.shape[1] != size):
-            raise TypeError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
+        width = size if by_token else first.shape[-1]
+        if each.shape[:1] != (len(part.rows),) or each.shape[1:2] not in ((), (width,)):
+            raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
     if not by_token:
         out = first.new_zeros(batch, *first.shape[1:])
         for each, part in zip(tensors, parts, strict=True):

@@ -7,7 +7,7 @@ compute a batch of these rows, with the mask that Transformers makes for them. S
 two-sided attention need no code here. All other calls go to `sdpa`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,13 @@ from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
 from .attention import attend_as_stock
-from .batch import current, running
+from .batch import MismatchError, current, running
 
 
 NAME = "hf_relpos"  # of both functions, and so the value of `config._attn_implementation`
 DELEGATE = "sdpa"
 # Rows of so many windows are computed by window. See docs/results/benchmarks/cpu-encoder.md.
 MANY_WINDOWS = 8
-
-
-class MismatchError(TypeError):
-    """An encoder does not keep the contract."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +174,8 @@ def call(encoder: Any, forward: Any, given: dict[str, Any], by_token: Iterable[s
     inside["attention_mask"] = torch.ones(1, len(batch.indices), dtype=torch.long)
     with running(batch) as found:
         outputs = forward(encoder, **{**given, **inside})
-    fields = {name for name in outputs if outputs[name] is not None}
-    if not found.is_used or not fields <= {"last_hidden_state", "pooler_output"}:
+    fields = {name for name in outputs if outputs[name] is not None} if isinstance(outputs, Mapping) else set()
+    if not found.is_used or not {"last_hidden_state"} <= fields <= {"last_hidden_state", "pooler_output"}:
         raise MismatchError(f"{type(encoder).__name__} has other masks or outputs than the contract")
     outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
     if "pooler_output" in fields:

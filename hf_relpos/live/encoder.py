@@ -18,7 +18,7 @@ from ..host.live import collects_outputs
 from ..host.transformers import CACHE_NAMES
 from . import by_length, contract
 from .attention import has_contents
-from .batch import running
+from .batch import MismatchError, running
 from .calls import CALLS
 from .foreign import foreign_part, transformers_class
 
@@ -147,16 +147,18 @@ def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
 
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an encoder, without its padding where nothing speaks against it."""
-    names, _ = parameters_of(forward)
+    names, takes_others = parameters_of(forward)
     if len(args) > len(names):
         return forward(encoder, *args, **kwargs)
     given = dict(zip(names, args, strict=False)) | kwargs
-    plan = plan_of(encoder, setup, names, given)
+    plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
     if plan is None:
         return forward(encoder, *args, **kwargs)
     try:
         return plan.call(encoder, forward, setup, given)
-    except contract.MismatchError:
+    except MismatchError:
+        if setup.is_trial:  # or what is compared is Transformers with itself
+            raise
         return forward(encoder, *args, **kwargs)
 
 
@@ -170,7 +172,7 @@ class Plan:
         by_row: names of the arguments (B, …).
         batch: the batch at the levels `contract` and `own`; None to compute it by length.
         positions: (B or 1, L), where the encoder is told; None where it finds them itself.
-        as_tuple: whether the caller wants a tuple.
+        as_tuple: whether the caller wants a tuple of an encoder that would return one.
     """
 
     real: torch.Tensor
@@ -182,9 +184,7 @@ class Plan:
 
     def call(self, encoder: Any, forward: Any, setup: Setup, given: dict[str, Any]) -> Any:
         """The outputs of the encoder; states of padding are zeros."""
-        given = {name: value for name, value in given.items() if value is not None}
-        if self.as_tuple:
-            given["return_dict"] = True
+        given = given | {"return_dict": True} if self.as_tuple else dict(given)
         if self.batch is not None and setup.level == "own":
             with running(self.batch):
                 outputs = forward(encoder, **given)
@@ -203,7 +203,9 @@ class Plan:
         return outputs.to_tuple() if self.as_tuple and hasattr(outputs, "to_tuple") else outputs
 
 
-def plan_of(encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str, Any]) -> Plan | None:
+def plan_of(
+    encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str, Any], takes_return_dict: bool = True
+) -> Plan | None:
     """How a call is computed without its padding; None for Transformers' own forward."""
     tokens = next((given[name] for name in TOKENS if given.get(name) is not None), None)
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2 or not has_contents(tokens):
@@ -236,7 +238,7 @@ def plan_of(encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str,
         or ("use_mems" in names and wanted("use_mems", memory))
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or collects_outputs()
-        or not _is_padding(setup, given, real)
+        or not is_padding(setup, given.get("input_ids"), real)
     ):
         return None
     by_token, by_row = _by_shape(given, batch, length)
@@ -252,18 +254,21 @@ def plan_of(encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str,
     if found is None and not sides:
         return None
     positions = None
-    if "position_ids" in names and given.get("position_ids") is None and setup.positions is not None:
-        positions = _positions(setup, given, real)
+    if "position_ids" in names and given.get("position_ids") is None:
+        if setup.positions is not None:
+            positions = _positions(setup, given, real)
+        elif setup.level == "own" and found is None and "left" in sides:
+            return None  # without columns on the left it would count positions from another one
     asked = given.get("return_dict")
-    as_tuple = (getattr(config, "return_dict", True) if asked is None else asked) is False
+    asked = getattr(config, "return_dict", True) if asked is None else asked
+    as_tuple = takes_return_dict and asked is False
     return Plan(real, by_token, by_row, found, positions, as_tuple)
 
 
-def _is_padding(setup: Setup, given: dict[str, Any], real: torch.Tensor) -> bool:
+def is_padding(setup: Setup, ids: torch.Tensor | None, real: torch.Tensor) -> bool:
     """Whether positions that the mask hides are padding that nobody reads."""
     if setup.trusts_mask:
         return True
-    ids = given.get("input_ids")
     if ids is None or ids.shape != real.shape:
         return False
     hidden = ids[~real]
@@ -277,7 +282,7 @@ def _by_shape(given: dict[str, Any], batch: int, length: int) -> tuple[tuple[str
         if isinstance(value, torch.Tensor) and value.dim():
             if value.dim() > 1 and value.shape[0] in (1, batch) and value.shape[1] == length:
                 by_token.append(name)
-            elif value.shape[0] == batch:
+            elif value.shape[0] == batch and batch != length and name != "position_ids":
                 by_row.append(name)
             else:
                 return None, ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,10 +11,11 @@ from ..attention.cpu_gemm import FastLinear
 from ..attention.tracing import is_traced
 from ..host.live import collects_outputs
 from ..models.modeling_relpos_bert import RelPosBertModel
+from ..models.sequence import Rows
 from . import contract
 from .by_length import TOKENS_OF_A_CALL
 from .check import SIDES, Check, EndToEnd, apply_to, batch_dependence, padding_tokens
-from .encoder import FEWEST, SETUP, Setup, UnpaddingForward
+from .encoder import FEWEST, SETUP, Setup, UnpaddingForward, is_padding
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import OURS, foreign_part, is_watched, modules_in, stock_class
 from .own import OWN, OwnParts, own_parts
@@ -83,9 +85,17 @@ class Taken:
     inside: set[nn.Module]
 
 
-def may_unpad(encoder: nn.Module) -> bool:
+def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     """Whether an encoder of this package's own models may take padding out of the call that is running."""
-    return not is_traced() and not collects_outputs() and not is_watched(encoder) and foreign_part(encoder) is None
+    ids = rows.tokens if rows.tokens.dim() == 2 else None
+    return (
+        not is_traced()
+        and not collects_outputs()
+        and rows.key_mask is not None
+        and is_padding(setup, ids, rows.key_mask != 0)
+        and not is_watched(encoder)
+        and foreign_part(encoder) is None
+    )
 
 
 def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Taken:
@@ -132,7 +142,7 @@ def _setups(
         if isinstance(encoder, RelPosBertModel):
             if reason is None and padding != "stock":
                 pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
-                yield encoder, (Setup("own", ("right",), pads), None)
+                yield encoder, (Setup("own", ("right",), pads, padding == "mask"), None)
             elif padding != "stock":
                 taken.skipped.append(Skipped(place, kind, reason or ""))
             continue
@@ -193,8 +203,8 @@ def _changed(
     changed: list[nn.Module],
 ) -> Encoder:
     """Change an encoder, and say how."""
-    if isinstance(encoder, RelPosBertModel):
-        encoder.unpads = may_unpad
+    if isinstance(encoder, RelPosBertModel) and setup is not None:
+        encoder.unpads = partial(may_unpad, setup)
         changed.append(encoder)
         return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, "padding is taken out")
     effects = [] if own is None else [own.effect]

@@ -597,14 +597,14 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     ):
         return None
     batch = UnpaddedBatch.of(rows.key_mask != 0)
-    return batch if batch is None or config.unpad_inputs or model.unpads(model.encoder) else None
+    return batch if batch is None or config.unpad_inputs or model.unpads(model.encoder, rows) else None
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
     # Whether padding may be taken out of a call, whatever the configuration says; `optimize` sets it on a live model.
-    unpads: Callable[[nn.Module], bool] | None = None
+    unpads: Callable[[nn.Module, Rows], bool] | None = None
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
         RelPosBertPreTrainedModel.__init__(self, config)
