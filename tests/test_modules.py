@@ -9,8 +9,10 @@ from folders import edit
 from safetensors.torch import save_file
 from test_convert import contents, saved
 from transformers import AutoModel
+from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertModel
+from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert
 
 
@@ -87,6 +89,21 @@ def test_lengths_are_what_the_result_reads(tmp_path, encoder, listed, arguments,
     else:
         assert not path.exists()
     convert(source, tmp_path / "out", overwrite=True)
+
+
+def test_convert_without_a_tokenizer_promises_no_sentence_transformer(tmp_path):
+    """Which would make an empty tokenizer, and read every word as [UNK]."""
+    source, out = sentence_folder(tmp_path / "stock"), tmp_path / "out"
+    shown = CliRunner().invoke(app, ["convert", str(source), str(out)])
+    assert (
+        f"SentenceTransformer('{out}')" in shown.output and "SentenceTransformer(" in (out / "README.md").read_text()
+    )
+    (source / "vocab.txt").unlink()
+    (source / "tokenizer_config.json").write_text("{}")
+    shown = CliRunner().invoke(app, ["convert", str(source), str(out), "--overwrite"])
+    assert shown.exit_code == 0 and f"AutoModel.from_pretrained('{out}')" in shown.output, shown.output
+    assert "SentenceTransformer('" not in shown.output and "has no tokenizer" in shown.output
+    assert "SentenceTransformer" not in (out / "README.md").read_text()
 
 
 def edit_modules(source, number, **fields):

@@ -304,6 +304,30 @@ def test_summaries_of_xlnet_read_what_they_read(summary, side):
         assert_equal_numbers(ours, theirs, 1e-10)
 
 
+class Convolution(nn.Module):
+    """A head that reads the neighbours of each token, padding too."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+        self.convolution = nn.Conv1d(32, 8, 3, padding=1).double()
+
+    def forward(self, input_ids, attention_mask):
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+        return self.convolution(states.transpose(1, 2)).transpose(1, 2)
+
+
+# BERT's pooler and our models allow padding on the right alone, DistilBERT on both sides
+@pytest.mark.parametrize("name", ["BERT", "DistilBERT", "absolute", "v3"])
+@torch.no_grad()
+def test_optimize_keeps_padding_that_a_head_reads(name):
+    encoder = build(name) if name not in OWN else build(name, hidden_size=32, num_attention_heads=4)
+    model, inputs = Convolution(encoder), batch()
+    before = model(**inputs)
+    assert "Convolution reads states at padding" in str(optimize(model))
+    assert_equal_numbers(model(**inputs), before, tolerance(name))
+
+
 def test_summaries_of_the_last_state_read_padding():
     """As stock RoFormer's for multiple choice; ELECTRA's reads the first state unless its configuration says so."""
     real = real_tokens(LENGTHS["groups"])

@@ -17,6 +17,7 @@ from launching import SCRIPTS, import_script
 from oracles import stir
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, BertTokenizer, TrainingArguments
 
+from hf_relpos import convert
 from hf_relpos.attention.backends.sdpa import Sdpa
 from hf_relpos.demo import CHECKPOINT
 
@@ -147,6 +148,36 @@ def test_pass_keys_are_looked_for(teacher, tmp_path):
     assert all(found[1] == 50 for kind in rows.values() for found in kind["28"].values())
     assert bench.lost_to_filler(torch.ones(2, 30)) == [True, True] and not any(bench.lost_to_filler(torch.eye(30)))
     assert bench.found(torch.eye(100)) == [True] * 100 and bench.found(torch.zeros(50, 50)) == [False] * 50
+
+
+def test_documents_are_found_by_their_summaries(teacher, tmp_path):
+    """In QMSum's files; the score is the gain of the one right document among the first ten, and ties are lost."""
+    bench = import_script("bench_documents")
+    texts = (teacher / "train.txt").read_text().split("\n\n")[:24]
+    for number, text in enumerate(texts):
+        turns = [{"speaker": "cat", "content": turn} for turn in text.split(" . ")[:9]]
+        asked = [{"query": "what", "answer": turns[-1]["content"]}]
+        meeting = {"general_query_list": asked, "specific_query_list": asked, "meeting_transcripts": turns}
+        part = tmp_path / "data/ALL" / bench.PARTS[number % 2]
+        part.mkdir(exist_ok=True, parents=True)
+        (part / f"{number}.json").write_text(json.dumps(meeting))
+    convert(teacher / "teacher", tmp_path / "converted", method="drop")
+    files = [f"--source={teacher / 'teacher'}", f"--converted={tmp_path / 'converted'}"]
+    bench.main([*files, f"--data={tmp_path}", f"--out={tmp_path}", "--windows", "28", "16"])
+    content = json.loads((tmp_path / "documents.json").read_text())
+    assert content["documents"] == 24 and content["queries"] <= 24  # each summary once
+    rows = content["rows"]
+    assert rows["source, first 16 tokens"]["vectors"] == 1 < rows["source, best of windows of 16"]["vectors"]
+    assert all(row["interval"][0] <= row["ndcg"] <= row["interval"][1] for row in rows.values())
+    assert "late chunking" in (tmp_path / "documents.md").read_text()
+    scores = torch.eye(12).double() + torch.arange(12) / 100
+    assert bench.gains(scores, torch.arange(12)).tolist() == [1.0] * 12
+    ranks = 1 + torch.arange(12).flip(0)
+    wanted = [1 / np.log2(1 + rank) if rank <= 10 else 0.0 for rank in ranks.tolist()]
+    assert bench.gains((torch.arange(12) / 100).expand(12, -1), torch.arange(12)).tolist() == pytest.approx(wanted)
+    assert bench.gains(torch.zeros(2, 12), torch.tensor([0, 1])).tolist() == [0.0, 0.0]
+    with pytest.raises(SystemExit):
+        bench.main([*files, f"--data={teacher}"])
 
 
 def test_probes_are_run_once(tmp_path, monkeypatch):

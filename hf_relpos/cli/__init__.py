@@ -21,8 +21,8 @@ from .options import parse_options
 __all__ = ["app", "parse_options"]
 
 EXIT_CODES = (
-    "Exit codes: 0 done; 2 for errors that you can correct, such as a wrong value, with nothing written; 3 for a "
-    "written conversion that is poor by its own check; 1 for any other error."
+    "Exit codes: 0 for success; 2 for an error that you can correct, such as a wrong value (nothing is written); 3 "
+    "for a conversion that is poor by its own check (it is written); 1 for any other error."
 )
 
 
@@ -43,7 +43,7 @@ class _App(typer.Typer):
         except OSError as error:
             if error.filename is not None:  # of a file, not of standard output
                 raise
-            print_message("Error", f"standard output could not be written ({error.strerror}); redirect it elsewhere")
+            print_message("Error", f"cannot write to standard output ({error.strerror}); redirect it elsewhere")
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
             sys.exit(1)
 
@@ -63,7 +63,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """BERT with relative positions."""
+    """Relative and rotary positions for Transformers 5: load, convert and check BERT-like encoders."""
 
 
 # The end of the help of each command.

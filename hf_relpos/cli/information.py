@@ -13,7 +13,7 @@ from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars,
 
 
 # What the list says of `out_of_range`.
-PAST = {"clip": "last row", "zero": "no term", "extrapolate": "goes on"}
+PAST = {"clip": "last row", "zero": "no term", "extrapolate": "computed"}
 
 
 def inspect(
@@ -78,10 +78,10 @@ def _by_cause(findings: dict[str, str]) -> str:
 
 
 def schemes(
-    name: Annotated[str | None, typer.Argument(help="A scheme: print its options and backends.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Scheme to describe; default: list all.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """List the position schemes; with NAME, the options of one and the backends that compute it."""
+    """List the position schemes; with NAME, print the options of one and the backends that compute it."""
     with plain_errors():
         check_json(json_file)
         with spinner(LOADING):
@@ -92,8 +92,8 @@ def schemes(
             rows = {each: _describe_scheme(SCHEMES[each]) for each in _by_use()}
             table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
             table.caption = (
-                "sides: tells left from right · past the trained range: the last row, no term, goes on, or an error\n"
-                "target: of convert --text · hf-relpos schemes NAME: source, options, backends"
+                "sides: tells left from right · past: terms beyond the trained range (last row, no term, computed, "
+                "error)\ntarget: of convert --text · hf-relpos schemes NAME: source, options, backends"
             )
             table.columns[0].no_wrap = True
             for each, row in rows.items():
@@ -171,7 +171,8 @@ def families(json_file: JsonFile = None) -> None:
             for name, family in FAMILIES.items()
         ]
         shown = ("checkpoints", "told by", "positions")
-        table = new_table(*shown, "direct", caption="direct: from_pretrained reads it, too")
+        columns = ("checkpoints", "recognised by", "positions", "direct")
+        table = new_table(*columns, caption="direct: from_pretrained reads it, too")
         table.columns[-1].justify = "center"
         table.columns[1].min_width = len("use_relative_position")  # the longest field, of NEZHA: not broken
         for each in rows:

@@ -136,9 +136,9 @@ def locate(
         kind, path = str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", ""))
         if kind not in (*WEIGHTLESS, "Transformer") and not (folder / path / WEIGHTS).is_file():
             raise ConversionError(
-                f"{folder / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, since loading one can "
-                "run code. If you trust it, load the folder as a SentenceTransformer and save it again, which writes "
-                "safetensors, and convert that"
+                f"{folder / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, because loading one can "
+                "run code. If you trust it, load the folder as a SentenceTransformer, save it again as safetensors, "
+                "and convert that"
             )
     return folder, commit, layout
 
@@ -159,8 +159,8 @@ def read_layout(source: Path) -> Layout:
         kind, path = str(entry.get("type", "")), entry.get("path")
         if not kind.startswith("sentence_transformers."):
             raise ConversionError(
-                f"{listing}: type = {kind!r} is code of the repository, which is not run; to convert the encoder "
-                "alone, remove modules.json from a copy of the folder"
+                f"{listing}: type = {kind!r} is remote code, which is not run; to convert the encoder alone, remove "
+                "modules.json from a copy of the folder"
             )
         if not isinstance(path, str) or not _can_name_a_folder(path):
             raise ConversionError(
@@ -171,8 +171,8 @@ def read_layout(source: Path) -> Layout:
         (encoders if kind.endswith("Transformer") else modules).append(path)
     if len(encoders) != 1:
         raise ConversionError(
-            f"{listing}: lists {len(encoders)} modules of type Transformer, not one; to convert an encoder alone, "
-            "give its folder, without modules.json"
+            f"{listing}: {len(encoders)} modules have the type Transformer, but there must be one; to convert an "
+            "encoder alone, give its folder, without modules.json"
         )
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
     return Layout(encoders[0], tuple(path for path in modules if path not in own), listed=True)
@@ -206,7 +206,7 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
     try:
         target = Path(out).expanduser().resolve()
     except (OSError, RuntimeError) as error:  # circular links
-        raise ConversionError(f"out = '{out}' cannot be followed ({error}); choose another folder") from error
+        raise ConversionError(f"out = '{out}' cannot be resolved ({error}); choose another folder") from error
     if source is not None:
         check_apart(source, target)
     check_free(out, overwrite)
@@ -234,8 +234,8 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     files = sorted(path.name for path in folder.iterdir())
     if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
         raise ConversionError(
-            f"out = '{out}' is overwritten only if it holds a checkpoint, and its files ({abbreviate(files, 10)}) are "
-            "none: config.json or safetensors are missing. Move them, or choose another folder"
+            f"out = '{out}' is not overwritten: its files ({abbreviate(files, 10)}) are not a checkpoint, since "
+            "config.json or safetensors are missing. Move them, or choose another folder"
         )
 
 
@@ -249,8 +249,8 @@ def refuse_other_files(out: str | Path, others: Iterable[str]) -> None:
     """
     if others := list(others):
         raise ConversionError(
-            f"out = '{out}' is overwritten only if it holds a checkpoint and nothing else; in the way: "
-            f"{abbreviate(others, 10)}. Move {'it' if len(others) == 1 else 'them'}, or choose another folder"
+            f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
+            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
         )
 
 

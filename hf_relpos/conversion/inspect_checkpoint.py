@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 from ..families.checkpoint import (
     CHECKPOINT_FILES,
@@ -122,7 +121,7 @@ def _positions(spec: CheckpointSpec) -> str:
 
 
 def _without_positions(spec: CheckpointSpec, names: list[str], source: str) -> str:
-    """What may be the matter with an absolute checkpoint that has no table of positions; empty if it has one."""
+    """Likely cause and remedy if an absolute checkpoint has no position table; empty if it has one."""
     if not names or not spec.absolute or spec.family is OWN or any(POSITION_TENSORS[0] in name for name in names):
         return ""
     remedy = resemblance(names, source, spec.config.get("model_type", "")) or WITHOUT_POSITIONS.format(source=source)
@@ -177,7 +176,7 @@ def _without_remote_code(
         listed = f"MISSING in its load report: {abbreviate(random, 2)}"
         faults.append(f"starts {len(random)} of {count} parameters at random ({listed})")
     if faults:
-        return f"reads it as {type(model).__name__}, and {' and '.join(faults)}: other outputs"
+        return f"reads it as {type(model).__name__}, and {' and '.join(faults)}: wrong outputs"
     trained = spec.options.get("trained") if spec else None
     past = f", right up to {trained:,} tokens" if trained else ""
     return f"loads it as it is{past}" + (
@@ -198,8 +197,8 @@ def _stock_model(folder: Path) -> PreTrainedModel:
 
 def _encodes(model: PreTrainedModel) -> bool:
     """Whether Transformers has the model as an encoder of text."""
-    kinds = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES)
-    return any(model.config.model_type in names for names in kinds)
+    kinds = (transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_TEXT_ENCODING_MAPPING)
+    return any(type(model.config) in kind for kind in kinds)
 
 
 def _load(spec: CheckpointSpec, name: str) -> str:

@@ -225,7 +225,7 @@ TOOLS = (
     Need(
         "transformers.modeling_utils:_load_parameter_into_model",
         ("model", "param_name"),
-        without="fill_buffers tells uninitialised buffers by their values alone",
+        without="no warning of uninitialised buffers, which fill_buffers tells by their values alone",
     ),
     Need("transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
     Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
@@ -239,7 +239,6 @@ TOOLS = (
     Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
     Need("torch:_int_mm", without="optimize(precision='int8') raises an error"),
     Need("torch:_assert_async"),
-    Need("torch.nn:Module.register_buffer", ("name", "persistent"), without="no warning of unfilled buffers"),
     Need("torch.nn.modules.module:register_module_buffer_registration_hook"),
     Need("torch._C:_functorch.peek_interpreter_stack"),
     Need("torch.autograd.forward_ad:_current_level"),

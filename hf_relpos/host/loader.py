@@ -93,24 +93,30 @@ allocations: "WeakKeyDictionary[nn.Module, dict[str, Allocation]]" = WeakKeyDict
 loaded_configurations: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
 
 
-def note_allocation(module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
-    """Note what a buffer holds that Transformers' loader allocates; a hook of PyTorch for each buffer that is set."""
+def note_allocation(module: nn.Module, name: str, buffer: torch.Tensor | None) -> bool:
+    """Note what a buffer holds that Transformers' loader allocates, when a module is about to get any buffer.
+
+    Returns:
+        Whether it is such a buffer.
+    """
     if type(module).__hash__ is None or type(buffer) is not torch.Tensor or buffer.is_meta:
-        return
+        return False
     if module in allocations:
         allocations[module].pop(name, None)  # somebody else's buffer from now on
     before = module._buffers.get(name)
     if before is None or not before.is_meta or buffer.layout != torch.strided:
-        return
+        return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_load_parameter_into_model":
         frame = frame.f_back
-    if frame is not None:
-        root = frame.f_locals["model"]
-        allocation = Allocation(frame.f_locals["param_name"], _sample(buffer), _version(buffer))
-        allocations.setdefault(module, {})[name] = allocation
-        if root not in loaded_configurations:
-            loaded_configurations[root] = copy.deepcopy(root.config)
+    if frame is None:
+        return False
+    root = frame.f_locals["model"]
+    allocation = Allocation(frame.f_locals["param_name"], _sample(buffer), _version(buffer))
+    allocations.setdefault(module, {})[name] = allocation
+    if root not in loaded_configurations:
+        loaded_configurations[root] = copy.deepcopy(root.config)
+    return True
 
 
 def _version(buffer: torch.Tensor) -> int:

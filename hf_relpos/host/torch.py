@@ -1,6 +1,5 @@
 """What the package uses of PyTorch beyond its documented interface; `declarations` says what is done without it."""
 
-import sys
 from typing import Any
 
 import torch
@@ -106,13 +105,3 @@ def at_least_graphs(limit: int) -> Any:
 def when_buffers_are_registered(hook: Any) -> None:
     """Let a hook hear of each buffer that any module registers: its arguments are the module, the name, the tensor."""
     torch.nn.modules.module.register_module_buffer_registration_hook(hook)
-
-
-def is_persistent(name: str) -> bool:
-    """Whether the buffer of that name is in the state dict: read off the call of `register_buffer` that is running."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "register_buffer" and frame.f_locals.get("name") == name:
-            return bool(frame.f_locals.get("persistent", True))
-        frame = frame.f_back  # type: ignore[assignment]
-    return True

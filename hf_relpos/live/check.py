@@ -6,7 +6,7 @@ calls it, since a head may read padding. All of this runs on a shadow of the mod
 nothing else: dropout is off there, buffers and configuration are its own, and other threads see nothing of it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,19 +53,21 @@ class Probe:
         """
         sizes = list(lengths)
         generator = torch.Generator().manual_seed(0)
-        words = encoder.get_input_embeddings().weight.shape[0]
+        config = getattr(encoder, "config", None)
+        try:
+            words = encoder.get_input_embeddings().weight.shape[0]
+        except (AttributeError, NotImplementedError):
+            words = getattr(config, "vocab_size", 2)
         columns, length = torch.arange(sizes[0]), sizes[0]
         rows = [
             columns < size if sides[row % len(sides)] == "right" else columns >= length - size
             for row, size in enumerate(sizes)
         ]
         self.real = torch.stack(rows)
-        ids = torch.randint(min(words // 4, 1000), words, self.real.shape, generator=generator)
-        config = encoder.config
-        avoided = [*pads, *(getattr(config, name, None) for name in ("eos_token_id", "bos_token_id", "unk_token_id"))]
-        special = torch.tensor([each for each in avoided if isinstance(each, int)])
-        while bool((found := torch.isin(ids, special)).any()):
-            ids = torch.where(found, torch.randint(0, words, ids.shape, generator=generator), ids)
+        special = [*pads, *(getattr(config, name, None) for name in ("eos_token_id", "bos_token_id", "unk_token_id"))]
+        common = torch.arange(min(words // 4, 1000), words)
+        common = common[~torch.isin(common, torch.tensor([each for each in special if isinstance(each, int)]))]
+        ids = common[torch.randint(len(common), self.real.shape, generator=generator)]
         mask_token = getattr(config, "mask_token_id", None)
         if isinstance(mask_token, int) and mask_token < words:
             ids[0, columns == length - 2] = mask_token  # encoders that look for it do so in each row by itself
@@ -84,7 +86,7 @@ def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
 
     Where neither names one, those that people take in its place: zero, and the end of a text.
     """
-    config = encoder.config
+    config = getattr(encoder, "config", None)
     sources = (getattr(config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None))
     named = [each for each in sources if isinstance(each, int) and each >= 0]
     if named:
@@ -116,7 +118,8 @@ def rotations_by_batch(encoder: nn.Module) -> int | None:
                 parameters: Any = getattr(config, "rope_parameters", None) or {}
                 trained = (parameters.get(layer) or parameters).get("original_max_position_embeddings")
                 limits += [trained] if trained else []
-        if kinds is None and any(name in type(part).__name__.lower() for name in BY_BATCH_NAMES):
+        name = type(part).__name__.lower()
+        if kinds is None and ("rotary" in name or "rope" in name) and any(each in name for each in BY_BATCH_NAMES):
             trained = getattr(config, "max_trained_positions", None) or getattr(config, "max_position_embeddings", 0)
             limits.append(trained)
     return min(limits) if limits else None
@@ -196,7 +199,7 @@ class Check:
         )
         parameters = sum(each.numel() for each in encoder.parameters())
         lengths: tuple[int, ...] = FEWER_LENGTHS if parameters > LARGE else LENGTHS
-        window = getattr(encoder.config, "sliding_window", None)
+        window = getattr(getattr(encoder, "config", None), "sliding_window", None)
         if isinstance(window, int) and lengths[0] < window + 2 <= WIDEST_WINDOW:
             lengths = (window + 2, *lengths[1:])
         self.two_sided = None if any(getattr(part, "is_causal", False) for part in modules_in(encoder)) else window
@@ -207,6 +210,8 @@ class Check:
 
     def setup(self) -> Setup | str:
         """The setup of the first level that agrees; or why none does."""
+        if self.lengths[0] < 2:
+            return "its rotations depend on the length of the batch, and no trained length is known"
         probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES[0])
         inputs = probe.inputs(self.encoder)
         try:
@@ -237,7 +242,7 @@ class Check:
             return ("by length",)
         if self.own is not None:
             return ("own", "by length")
-        implementation = getattr(self.encoder.config, "_attn_implementation", None)
+        implementation = getattr(getattr(self.encoder, "config", None), "_attn_implementation", None)
         return ("contract", "by length") if implementation == contract.DELEGATE else ("by length",)
 
     def _positions(self, level: Level) -> tuple[str | None, ...]:
@@ -252,7 +257,8 @@ class Check:
         short = {name: inputs[name][:1, :2] if name in (*TOKENS, "attention_mask") else inputs[name] for name in names}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = self.trial(**short)
-        return any(getattr(outputs, name, None) is not None for name in (*CACHE_NAMES, "mems"))
+        found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
+        return any(found.get(name) is not None for name in (*CACHE_NAMES, "mems"))
 
     def _tried(
         self, setup: Setup, probe: Probe, inputs: dict[str, Any], expected: dict[str, Any]
@@ -278,21 +284,19 @@ class Check:
 class EndToEnd:
     """Calls of the object that was given, as its user calls it: who else reads padding?"""
 
-    def __init__(self, root: nn.Module, encoder: Any, pads: tuple[int, ...]) -> None:
+    def __init__(self, root: nn.Module, setups: Sequence[tuple[str, Setup, OwnParts | None]]) -> None:
         """
         Args:
-            encoder: one inside, for its vocabulary.
-            pads: as of `Setup`.
+            setups: of encoders inside, by their names; at least one.
         """
-        self.root, self.tolerance = root, tolerance_of(root)
-        self.probe = Probe(encoder, LENGTHS, pads, SIDES[0])
+        self.root, self.setups, self.tolerance = root, setups, tolerance_of(root)
+        name, first, _ = setups[0]
+        # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
+        self.common = tuple(side for side in SIDES[0] if all(side in setup.sides for _, setup, _ in setups))
+        self.probe = Probe(root.get_submodule(name), LENGTHS, first.pads, self.common or SIDES[0])
 
-    def sides(self, setups: Iterable[tuple[str, Setup, OwnParts | None]]) -> tuple[str, ...]:
-        """Where padding stands in rows whose outputs are the same without it; all where nobody knows how to call it.
-
-        Args:
-            setups: of encoders inside, by their names.
-        """
+    def sides(self) -> tuple[str, ...]:
+        """Where padding stands in rows with the same outputs without it; of all where nobody knows how to call it."""
         stock = shadow(self.root)
         for inputs in self._inputs():
             try:
@@ -300,22 +304,23 @@ class EndToEnd:
             except Exception:  # another signature; the code of others raises what it likes
                 continue
             trial = shadow(self.root)
-            for name, setup, own in setups:
+            for name, setup, own in self.setups:
                 encoder = trial.get_submodule(name)
                 if isinstance(encoder, RelPosBertModel):
                     encoder.unpads = lambda each: True
                 else:
                     apply_to(encoder, replace(setup, **TRIAL), own)
             worst = differences(outputs_of(trial, *inputs), expected, self.probe.real)
-            return tuple(s for index, s in enumerate(SIDES[0]) if float(worst[index::2].max()) <= self.tolerance)
-        return SIDES[0]
+            turns = len(self.common)
+            return tuple(s for i, s in enumerate(self.common) if float(worst[i::turns].max()) <= self.tolerance)
+        return self.common
 
     def _inputs(self) -> Iterator[tuple[Any, ...]]:
         """Arguments that modules around encoders take, one after the other: by name, as a dict, or by position."""
         ids, mask = self.probe.ids, self.probe.real.long()
         kind: Any = type(self.root)
         names, takes_others = parameters_of(kind.forward)
-        if "MultipleChoice" in type(self.root).__name__:
+        if "MultipleChoice" in kind.__name__:
             ids, mask = ids[:, None], mask[:, None]
         given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if "decoder_input_ids" in names:

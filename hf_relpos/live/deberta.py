@@ -274,9 +274,3 @@ class AcceleratedDebertaSelfAttention(_SelfAttention, DebertaSelfAttention):
         heads = self.num_attention_heads
         query, key, value = split_heads(projected, heads).chunk(3, dim=-1)
         return [query + self.q_bias.view(heads, 1, -1), key, value + self.v_bias.view(heads, 1, -1)]
-
-
-def talking_heads(encoder: nn.Module) -> list[str]:
-    """Reasons to skip an encoder of DeBERTa v1."""
-    has_them = any(getattr(module, "talking_head", False) for module in encoder.modules())
-    return ["talking heads mix the scores of all heads"] if has_them else []

@@ -254,7 +254,8 @@ def plan_of(encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str,
     positions = None
     if "position_ids" in names and given.get("position_ids") is None and setup.positions is not None:
         positions = _positions(setup, given, real)
-    as_tuple = wanted("return_dict") is False
+    asked = given.get("return_dict")
+    as_tuple = (getattr(config, "return_dict", True) if asked is None else asked) is False
     return Plan(real, by_token, by_row, found, positions, as_tuple)
 
 

@@ -131,7 +131,8 @@ def _setups(
         reason = _refusal(encoder, padding)
         if isinstance(encoder, RelPosBertModel):
             if reason is None and padding != "stock":
-                yield encoder, (Setup("own"), None)
+                pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
+                yield encoder, (Setup("own", ("right",), pads), None)
             elif padding != "stock":
                 taken.skipped.append(Skipped(place, kind, reason or ""))
             continue
@@ -178,9 +179,8 @@ def _sides_that_heads_allow(
     for module in root.modules():
         if SPANS in type(module).__name__:
             return (), f"{type(module).__name__} compares all states of a row, padding too"
-    first = next(each for _, each in encoders if each in setups)
-    trial = EndToEnd(root, first, next(setup.pads for _, setup, _ in unpadded))
-    return trial.sides(unpadded), f"{type(root).__name__} reads states at padding, and computes other outputs without"
+    sides = EndToEnd(root, unpadded).sides()
+    return sides, f"{type(root).__name__} reads states at padding, and computes other outputs without"
 
 
 def _changed(
@@ -209,7 +209,7 @@ def _changed(
     taken_out = f"padding{where} is taken out, its hidden states are zeros"
     taken_out += f" (level {setup.level}, difference {setup.difference:.0e})"
     if setup.returns_cache:
-        argument = "use_mems" if hasattr(encoder.config, "mem_len") else "use_cache"
+        argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         taken_out += f"; calls that return keys and values are left to Transformers: ask with {argument}=False"
     if setup.trained is not None:
         taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes all rotations"

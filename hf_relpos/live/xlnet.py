@@ -165,14 +165,3 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
 def projected(vectors: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Vectors, (…, D), times a weight of stock's, (D, H, d): (…, H·d)."""
     return linear(vectors, weight.flatten(1).t())
-
-
-def other_uses(model: nn.Module) -> list[str]:
-    """Reasons to skip a model."""
-    config: Any = model.config
-    reasons = []
-    if config.attn_type != "bi":
-        reasons.append(f"attn_type = {config.attn_type!r}: it attends to the left only")
-    if config.bi_data:
-        reasons.append("bi_data = True: half of a batch runs backwards")
-    return reasons

@@ -384,14 +384,15 @@ def tokens_to_convolve(attention_mask: Any, documents: torch.Tensor | None) -> t
     """
     if documents is not None:
         raise ValueError(
-            "position_ids restart within a row: the convolution of conv_kernel_size would mix its documents; give "
-            "each a row of its own"
+            "position_ids restart within a row: the convolution of conv_kernel_size would mix the documents; give "
+            "each document its own row"
         )
     if attention_mask is None:
         return None
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
         raise ValueError(
-            "attention_mask is prepared, and conv_kernel_size needs to know which tokens are padding; give (B, L)"
+            "attention_mask is not (B, L), but the convolution of conv_kernel_size has to know the padding; give (B, "
+            "L)"
         )
     return attention_mask != 0
 
@@ -483,8 +484,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
             raise TypeError(
-                f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
-                "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
+                f"{type(self).__name__} requires a RelPosBertConfig, not a {type(config).__name__}; "
+                "RelPosBertConfig.from_bert(config) converts a BertConfig"
             )
         PreTrainedModel.__init__(self, config)
 
@@ -654,20 +655,20 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """As BertModel's, with these differences.
 
         Args:
-            position_ids: (B, L). They determine the distances. Where they stop increasing a new document begins, and
-                no token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and
-                column of each token, negative for tokens outside the grid. Without them `cu_seq_lens_q`, from
-                Transformers' DataCollatorWithFlattening, tells where the documents of a single packed row begin.
+            position_ids: (B, L). They determine the distances. A new document begins where they stop increasing, and
+                no token attends to another document (packed sequences). For schemes on a grid (B, L, 2): row and
+                column of each token, negative for tokens outside the grid. Without position_ids, `cu_seq_lens_q` from
+                Transformers' DataCollatorWithFlattening gives the beginnings of the documents in a packed row.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
             relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that need them.
             memory: recurrence memory from the outputs for the previous segment, if `config.memory_length` is not 0.
                 The first document of a row continues it, whatever its first position id; `memory.reset` empties rows.
-                It is not changed, and attention_mask does not cover its tokens. With a cache, which then holds this
-                segment only, it must be given in every call, and no new memory is returned.
+                It is not changed, and attention_mask does not cover its tokens. With a cache, which then contains this
+                segment only, pass the memory in every call; no new memory is returned.
             memory_sink: a list to which the new memory is appended, for heads, which build their own outputs.
 
         Raises:
-            TypeError: for inputs that are not tensors, and for keywords that nobody knows.
+            TypeError: for inputs that are not tensors, and for unknown keywords.
             ValueError: for missing inputs that the scheme requires, wrong dtypes and shapes, an empty batch or row,
                 a memory of another model or batch, and an `is_causal` other than the configuration's `is_decoder`.
             IndexError: for tokens, token types and absolute positions outside the embedding tables.

@@ -1,4 +1,4 @@
-"""Opt-in patch with which stock BERT classes and Auto classes honour `position_embedding_type`.
+"""Opt-in patch that makes stock BERT classes and Auto classes use `position_embedding_type`.
 
 Transformers v5 ignores this field and loads such a checkpoint as an absolute BERT, with wrong outputs. Its load report
 lists the tables of distances as UNEXPECTED; after `import hf_relpos` a warning says what that means.
@@ -76,9 +76,9 @@ def patch_transformers() -> Patch:
     - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and code that calls them;
     - `AutoModelForX.from_config(config)` and `BertForX(config)`.
 
-    So do the Auto classes for checkpoints that name code of their own for an architecture that is read here (GTE,
-    JinaBERT v2), which is not run, whatever `trust_remote_code` says; and XLM-RoBERTa's heads for checkpoints in the
-    layout of flash attention (jina-embeddings-v3).
+    The Auto classes also build our models for checkpoints with remote code of an architecture that is read here (GTE,
+    JinaBERT v2); that code is not run, even with `trust_remote_code=True`. XLM-RoBERTa's heads do so for checkpoints
+    in the layout of flash attention (jina-embeddings-v3).
 
     The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they remain valid after
     the patch. Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected
@@ -191,7 +191,7 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
             return
         if _active and stock is BertModel and is_ours(config):
             logger.warning_once(
-                f"{type(self).__name__}, a subclass of BertModel, ignores position_embedding_type = "
+                f"{type(self).__name__} is a subclass of BertModel, so it ignores position_embedding_type = "
                 f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."
             )
         before(self, config, *args, **kwargs)

@@ -95,8 +95,8 @@ class SegmentMemory(ModelOutput):
         if attention_mask is not None and attention_mask.dim() == 4 and config.attention_window:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-                "cache; with a memory and attention_window, it does not show where a row begins: "
-                "use a dynamic cache, or give (batch, length)"
+                "cache; a memory with attention_window requires (batch, length): use a dynamic cache, or give that "
+                "shape"
             )
         is_token = token_mask(attention_mask, batch, keys, device)
         with_memory = torch.cat([memory_mask, is_token], dim=-1)
@@ -199,8 +199,8 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
     rows, length = memory.mask.shape
     if len(memory.states) != config.num_hidden_layers:
         raise ValueError(
-            f"memory holds the inputs of {len(memory.states)} layers, and this model has "
-            f"{config.num_hidden_layers}; it comes from another model"
+            f"memory has states of {len(memory.states)} layers, but this model has {config.num_hidden_layers}; pass "
+            "the memory of this model"
         )
     shapes = {tuple(state.shape) for state in memory.states}
     if shapes != {(rows, length, config.hidden_size)}:
@@ -210,13 +210,11 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
             "another model?"
         )
     if rows != batch:
-        raise ValueError(
-            f"memory has {rows} rows, and the segment has {batch}; memory.select(rows) takes those that go on"
-        )
+        raise ValueError(f"memory has {rows} rows, but the segment has {batch}; select rows with memory.select(rows)")
     if length > config.memory_length:
         raise ValueError(
-            f"memory holds {length} tokens, and config.memory_length = {config.memory_length}; raise that, or begin "
-            "again without memory"
+            f"memory has {length} tokens, but config.memory_length = {config.memory_length}; raise it, or start "
+            "without memory"
         )
 
 

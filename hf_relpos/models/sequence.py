@@ -355,7 +355,7 @@ def largest_distance(positions: torch.Tensor) -> int:
     largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
     smallest, distance = int(largest.min), int(largest.max)
     if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
-        raise ValueError(f"position_ids of one row are more than {MAX_COUNT:,} apart; let them be near each other")
+        raise ValueError(f"position_ids of a row differ by more than {MAX_COUNT:,}; give a smaller range")
     return distance
 
 

@@ -30,7 +30,7 @@ class Tupe(Scheme, name="tupe"):
     document has its own [CLS].
     """
 
-    summary = "Positions score positions, apart from the words"
+    summary = "Scores of positions, separate from those of words"
     source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "nothing about longer inputs"

@@ -26,6 +26,7 @@ CARDS = {
     "benchmarks/corpus.json": "bench_corpus",
     "benchmarks/cpu-attention.json": "bench_attention",
     "benchmarks/cpu-encoder.json": "bench_encoder",
+    "benchmarks/documents.json": "bench_documents",
     "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/gliner.json": "bench_gliner",
     "benchmarks/passkeys.json": "bench_passkeys",
