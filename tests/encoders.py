@@ -1,4 +1,4 @@
-"""Tiny encoders of Transformers for the tests of `optimize`: architectures, heads of somebody else, and comparisons."""
+"""Tiny encoders of Transformers for the tests of `optimize`: architectures, heads of others, and comparisons."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -75,10 +75,18 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ELECTRA": ("ElectraModel", "ElectraConfig", {"embedding_size": 24}),
     "ALBERT": ("AlbertModel", "AlbertConfig", {"embedding_size": 24}),
     "DeBERTa v1": ("DebertaModel", "DebertaConfig", DISENTANGLED),
-    "DeBERTa v2": ("DebertaV2Model", "DebertaV2Config", {**DISENTANGLED, "position_buckets": 8, "share_att_key": True}),
+    "DeBERTa v2": (
+        "DebertaV2Model",
+        "DebertaV2Config",
+        {**DISENTANGLED, "position_buckets": 8, "share_att_key": True},
+    ),
     "MPNet": ("MPNetModel", "MPNetConfig", {"pad_token_id": 1}),
     "RoFormer": ("RoFormerModel", "RoFormerConfig", {"embedding_size": 24}),
-    "XLNet": ("XLNetModel", "XLNetConfig", {"d_inner": 24, "d_head": 8, "use_mems_eval": False, "max_position_embeddings": None}),
+    "XLNet": (
+        "XLNetModel",
+        "XLNetConfig",
+        {"d_inner": 24, "d_head": 8, "use_mems_eval": False, "max_position_embeddings": None},
+    ),
     "T5": ("T5EncoderModel", "T5Config", T5),
     "mT5": ("MT5EncoderModel", "MT5Config", T5),
     "UMT5": ("UMT5EncoderModel", "UMT5Config", T5),

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import functools
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import torch
 from encoders import (
     ARCHITECTURES,
     HEADS,
-    LONGEST,
     MASK,
     OTHER,
     ROPE_TYPES,
@@ -114,7 +112,16 @@ def calls(draw, stock, name, choices):
     if draw(st.integers(0, 5)) == 0:  # some of what is hidden is no padding
         inputs["input_ids"] = torch.where(~real & (torch.arange(length) % 3 == 0), MASK, inputs["input_ids"])
     generator = torch.Generator().manual_seed(draw(st.integers(0, 9)))
-    mask = draw(sometimes(torch.bool if name != "XLNet" else torch.long, torch.uint8, torch.int32, torch.float32, torch.float64, often=torch.long))
+    mask = draw(
+        sometimes(
+            torch.bool if name != "XLNet" else torch.long,
+            torch.uint8,
+            torch.int32,
+            torch.float32,
+            torch.float64,
+            often=torch.long,
+        )
+    )
     inputs["attention_mask"] = real.to(mask)
     inputs["input_ids"] = inputs["input_ids"].to(draw(sometimes(torch.int32, often=torch.long)))
     positions = draw(sometimes("shared", "rows", "gaps", "numbers"))
@@ -159,7 +166,7 @@ def outcome(model: nn.Module, mode: str, args: list[Any], inputs: dict[str, Any]
     try:
         with context():
             found = dict(tensors_of(model(*args, **inputs)))
-    except Exception as error:  # noqa: BLE001  # whatever the model's code raises
+    except Exception as error:  # whatever the model's code raises
         return error, {}
     if mode not in ("gradients", "training"):
         return found, {}
@@ -212,7 +219,11 @@ def test_optimize_calls_are_as_in_transformers(data):
 
         def weights_of(states, real=real):
             weights = torch.linspace(-1, 1, states.numel(), dtype=states.dtype).view_as(states)
-            return weights * real.view(*real.shape, *[1] * (states.dim() - 2)) if states.shape[:2] == real.shape else weights
+            return (
+                weights * real.view(*real.shape, *[1] * (states.dim() - 2))
+                if states.shape[:2] == real.shape
+                else weights
+            )
 
         expected, their_gradients = outcome(stock, mode, args, inputs, weights_of)
         found, gradients = outcome(ours, mode, args, inputs, weights_of)

@@ -120,17 +120,19 @@ def test_device_maps_give_the_same_outputs(tmp_path, scheme):
         assert_same(logits(loaded, inputs), expected)
 
 
+PADDED = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
 # What `forward` may be given, beside the tokens, that the layers must find on their own device.
 ARGUMENTS = {
     "tokens": ({}, {}),
-    "padding": ({"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])}, {}),
-    "unpadded": ({"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])}, {"unpad_inputs": True}),
+    "padding": ({"attention_mask": PADDED}, {}),
+    "unpadded": ({"attention_mask": PADDED, "input_ids": 7 * PADDED}, {"unpad_inputs": True}),
     "positions": ({"position_ids": torch.tensor([[0, 1, 2, 5, 6, 7, 9, 10, 13]] * 2)}, {}),
     "documents": ({"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)}, {}),
     "token types": ({"token_type_ids": torch.tensor([[0] * 4 + [1] * 5] * 2)}, {}),
 }
 
 
+@pytest.mark.usefixtures("any_padding")
 @pytest.mark.parametrize("scheme", with_full(FEATURE_SCHEMES, SCHEMES))
 def test_a_layer_on_another_device_finds_everything_there(scheme):
     """Here the meta device, which no tensor of the CPU can be computed with."""

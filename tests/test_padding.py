@@ -8,10 +8,11 @@ from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.attention import call
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.models import modeling_relpos_bert
 from hf_relpos.models.capabilities import supported_implementations
 
 
-pytestmark = pytest.mark.usefixtures("none_too_short")
+pytestmark = pytest.mark.usefixtures("none_too_short", "any_padding")
 LENGTH, REAL = 9, [4, 9, 1]  # not in the order of lengths
 
 
@@ -39,6 +40,44 @@ def tokens_of_the_layers(model):
 )
 def test_what_is_left_as_it_is(mask):
     assert UnpaddedBatch.of(mask != 0) is None
+
+
+def test_what_may_not_be_padding_stays(monkeypatch):
+    """A hidden token that is not the padding token, such as ColBERT's, may be read; embeddings do not tell."""
+    model = tiny_model(RelPosBertModel, "shaw")
+    real, inputs = batch("shaw")
+    asked, whole = {"unpad_inputs": True}, {(1, sum(REAL))}
+
+    def tokens(settings, **changes):
+        model.config.unpad_inputs = settings.get("unpad_inputs", False)
+        model.unpads = None if settings else lambda encoder: True  # what `optimize` sets
+        seen = tokens_of_the_layers(model)
+        with torch.no_grad():
+            model(**inputs | changes)
+        return set(seen)
+
+    other = inputs["input_ids"].clone()
+    other[0, 8] = 7
+    embeddings = {"input_ids": None, "inputs_embeds": model.embeddings.word_embeddings(inputs["input_ids"])}
+    for settings in (asked, {}):
+        assert tokens(settings) == whole
+        assert tokens(settings, input_ids=other) == {real.shape}
+    assert tokens(asked, **embeddings) == whole and tokens({}, **embeddings) == {real.shape}
+    monkeypatch.setattr(modeling_relpos_bert, "FEWEST_PADDING", int((~real).sum()) + 1)
+    assert tokens(asked) == {real.shape}
+    model.config.pad_token_id = None
+    monkeypatch.setattr(modeling_relpos_bert, "FEWEST_PADDING", 0)
+    assert tokens(asked) == {real.shape}
+
+
+def test_a_single_row_is_trimmed():
+    model = tiny_model(RelPosBertModel, "t5", unpad_inputs=True)
+    real = padding([5], 30)
+    ids, seen = torch.randint(1, 50, real.shape) * real, tokens_of_the_layers(model)
+    with torch.no_grad():
+        found = model(ids, attention_mask=real.long()).last_hidden_state
+        alone = model(ids[:, :5]).last_hidden_state
+    assert seen[:2] == [(1, 5)] * 2 and torch.allclose(found[:, :5], alone, rtol=0, atol=1e-6)
 
 
 @pytest.mark.covering(2)

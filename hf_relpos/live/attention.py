@@ -11,8 +11,7 @@ from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
 from ..attention.formula import Terms
 from ..attention.masks import is_visible
-from ..attention.tracing import is_traced, is_transformed, may_read
-from ..host.transformers import is_fake_tensor
+from ..attention.tracing import has_contents, is_traced
 
 
 def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
@@ -93,14 +92,6 @@ def attend_as_stock(
 def rate_of(dropout: nn.Dropout) -> float:
     """The probability with which a module drops values now; it may be in training where its parent is not."""
     return dropout.p if dropout.training else 0.0
-
-
-def has_contents(tensor: torch.Tensor) -> bool:
-    """Whether the contents of a tensor may decide what is computed: `may_read`, and it is not one of `torch.func`.
-
-    Nor is it a tensor of a shape alone.
-    """
-    return may_read(tensor.device) and not is_transformed() and not is_fake_tensor(tensor)
 
 
 def as_boolean(mask: torch.Tensor | None, added_to: torch.Tensor | None) -> torch.Tensor | None:

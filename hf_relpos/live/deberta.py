@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..attention.tracing import is_traced
+from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import (
     DebertaEncoder,
@@ -27,7 +27,7 @@ from ..host.live import (
     make_log_bucket_position,
 )
 from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
-from .attention import attend_as_stock, has_contents, in_single_precision, offsets_of, rate_of, split_heads
+from .attention import attend_as_stock, in_single_precision, offsets_of, rate_of, split_heads
 from .batch import current
 from .foreign import is_stock
 

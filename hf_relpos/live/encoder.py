@@ -12,12 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..attention.tracing import is_traced
+from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import collects_outputs
 from ..host.transformers import CACHE_NAMES
 from . import by_length, contract
-from .attention import has_contents
 from .batch import MismatchError, running
 from .calls import CALLS
 from .foreign import foreign_part, transformers_class

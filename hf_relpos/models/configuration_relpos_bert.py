@@ -90,9 +90,10 @@ class RelPosBertConfig(BertConfig):
             Whether queries and keys are normalised, each over all heads, and the output of attention a second time
             after the input is added again: LN(LN(x + W attention) + x), as in jina-embeddings-v2-base-code.
         unpad_inputs (`bool`, defaults to `False`):
-            Whether the layers compute only the real tokens of a padded batch, which makes training on much padding
-            faster. The output is then zero at padding, except by the code of a saved model. A batch with a cache, a
-            memory or cross-attention is not unpadded.
+            Whether the layers compute only the real tokens of a padded batch, in inference and in training. The output
+            is then zero at padding, except by the code of a saved model. A position is padding if its mask is 0 and
+            its id is `pad_token_id`; in `inputs_embeds`, if its mask is 0. Batches with fewer than 16 such positions,
+            with a cache, a memory or cross-attention are not unpadded.
         memory_length (`int`, defaults to 0):
             M: outputs have a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
             the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0 for none. It may be
