@@ -217,10 +217,10 @@ def test_segments_that_do_not_fit_are_refused():
     segments = {"input_ids": [2, 5, 6, 3], "token_type_ids": [0, 0, 1, 1]}
     before = weights(student)
     for types in ([0, 0, 2, 2], [0, 0, -1, 0], [0, 0, 1.5, 0]):
-        with pytest.raises(ValueError, match="both read, from 0 to 1"):
+        with pytest.raises(ValueError, match="both have \\(0 to 1\\)"):
             run(student, teacher, [{**segments, "token_type_ids": types}])
     teacher.config.type_vocab_size = 1
-    with pytest.raises(ValueError, match="0 alone"):
+    with pytest.raises(ValueError, match="only 0"):
         run(student, teacher, [segments])
     assert same(before, weights(student))
     run(student, teacher, [{"input_ids": texts()[0], "token_type_ids": None}] * 8, steps=1)
@@ -342,13 +342,13 @@ def test_what_the_models_lack_is_named():
     sdpa.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match=r"attn_implementation = 'sdpa' of the teacher.*set_attn_implementation"):
         run(student, sdpa, losses={"attention": 1.0})
-    with pytest.raises(ValueError, match="student and teacher are one model"):
+    with pytest.raises(ValueError, match="student and teacher are the same object"):
         run(student, student)
     # RoBERTa counts positions from behind the index of padding
     roberta = RobertaModel(RobertaConfig(**SIZES, vocab_size=VOCABULARY, max_position_embeddings=LIMIT + 2))
     roberta.set_attn_implementation("eager")
     student.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match=f"has {LIMIT + 1} tokens, and at most {LIMIT} can be compared"):
+    with pytest.raises(ValueError, match=f"has {LIMIT + 1} tokens, but the limit of the models is {LIMIT}"):
         run(student, roberta, [[1] * (LIMIT + 1)], losses={"attention": 1.0})
     assert run(student, roberta, [[1] * (LIMIT + 1)], steps=1).steps == 1  # in two windows
 

@@ -217,7 +217,7 @@ def test_fidelity_refuses():
         fidelity(bert(), bert(hidden_size=12), {8: rows(8)})
     broken = bert()
     torch.nn.init.constant_(broken.encoder.layer[1].output.dense.bias, math.nan)
-    with pytest.raises(ValueError, match="BertModel: the hidden states are not finite"):
+    with pytest.raises(ValueError, match="BertModel: the hidden states are NaN or infinite"):
         fidelity(broken, bert(), {8: rows(8)})
 
 
@@ -335,5 +335,5 @@ def test_pooling_of(tmp_path):
         assert pooling_of(tmp_path) == expected
     for config in ({"pooling_mode_max_tokens": True}, {"pooling_mode": ["mean", "cls"]}):
         path.write_text(json.dumps(config))
-        with pytest.raises(ValueError, match="only mean and cls are known here; choose one with --pooling"):
+        with pytest.raises(ValueError, match="only mean and cls are supported; choose one with --pooling"):
             pooling_of(tmp_path)

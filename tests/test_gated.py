@@ -203,7 +203,7 @@ def test_converted(tmp_path, folder, told):
     report = convert(copy, tmp_path / "out", allow_pickle=True)
     expected = rebuilt(folder, torch.float32)
     assert report.converted_to == type(expected).__name__ and report.position_embedding_type == "alibi"
-    assert report.difference is None and any("no outputs were compared" in note for note in report.notes)
+    assert report.difference is None and any("outputs were not compared" in note for note in report.notes)
     assert not [step for step in report.steps if step.kind != "reused"]
     model = type(expected).from_pretrained(tmp_path / "out")
     assert_same(model, expected)

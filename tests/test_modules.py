@@ -115,9 +115,9 @@ def edit_modules(source, number, **fields):
 REFUSED = {
     "pickled": (
         lambda source: (source / "2_Dense" / "model.safetensors").unlink(),
-        "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer and save it again",
+        "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer, save it again",
     ),
-    "own code": (lambda source: edit_modules(source, 1, type="own.Pooling"), "type = 'own.Pooling' is code of"),
+    "own code": (lambda source: edit_modules(source, 1, type="own.Pooling"), "type = 'own.Pooling' is remote code"),
     "outside": (lambda source: edit_modules(source, 2, path="../2_Dense"), "path = '../2_Dense' leads out"),
     "absolute": (lambda source: edit_modules(source, 2, path="/etc"), "path = '/etc' leads out"),
     "drive": (lambda source: edit_modules(source, 2, path="C:/a"), r"modules.json: path = 'C:/a' leads out"),
@@ -128,7 +128,7 @@ REFUSED = {
         )
         for path in (None, 7, True, ["1_Pooling"], {}, "a\0b", "a\\b", "a" * 300, "\ud800")
     },
-    "no encoder": (lambda source: edit_modules(source, 0, type=f"{KIND}BoW"), "lists 0 modules of type Transformer"),
+    "no encoder": (lambda source: edit_modules(source, 0, type=f"{KIND}BoW"), "0 modules have the type Transformer"),
     "not a list": (lambda source: (source / "modules.json").write_text("{}"), "holds a dict, not a JSON list"),
     "other things": (lambda source: (source / "modules.json").write_text("[1]"), "a list of other things"),
 }

@@ -106,6 +106,7 @@ def own_products(monkeypatch):
     monkeypatch.setattr(optimize_module, "linear_library", lambda: SLOW)
     monkeypatch.setattr(cpu_gemm, "linear_library", lambda: SLOW)
     monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)  # batches are small here
+    monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
 
 
 @pytest.fixture

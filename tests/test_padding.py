@@ -8,6 +8,7 @@ from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.attention import call
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.live.encoder import Setup, is_padding
 from hf_relpos.models import modeling_relpos_bert
 from hf_relpos.models.capabilities import supported_implementations
 
@@ -48,9 +49,13 @@ def test_what_may_not_be_padding_stays(monkeypatch):
     real, inputs = batch("shaw")
     asked, whole = {"unpad_inputs": True}, {(1, sum(REAL))}
 
+    def as_optimize_sets(encoder, rows):
+        ids = rows.tokens if rows.tokens.dim() == 2 else None
+        return is_padding(Setup("own", pads=(0,)), ids, rows.key_mask != 0)
+
     def tokens(settings, **changes):
         model.config.unpad_inputs = settings.get("unpad_inputs", False)
-        model.unpads = None if settings else lambda encoder: True  # what `optimize` sets
+        model.unpads = None if settings else as_optimize_sets
         seen = tokens_of_the_layers(model)
         with torch.no_grad():
             model(**inputs | changes)

@@ -210,7 +210,7 @@ def test_run_and_a_process_that_forks(folder, tmp_path):
     command = (sys.executable, str(tmp_path / "forks.py"), folder)
     alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
     below = run(*command, env=environment)
-    assert below.stderr.count("is taken out (level contract") == 1
+    assert below.stderr.count("(level contract") == 1
     (number, total, at_padding), *others = [line.split() for line in alone.stdout.splitlines()]
     assert others == [[number, total, at_padding]] and at_padding == "True"
     found = [line.split() for line in below.stdout.splitlines()]

@@ -607,12 +607,11 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     hidden = mask == 0
     if int(hidden.sum()) < FEWEST_PADDING:
         return None
-    if not config.unpad_inputs:
-        is_padding = model.unpads(model.encoder, rows)
-    elif rows.tokens.dim() == 3:
-        is_padding = True
+    if config.unpad_inputs:
+        pad = -1 if config.pad_token_id is None else config.pad_token_id
+        is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
     else:
-        is_padding = config.pad_token_id is not None and bool((rows.tokens[hidden] == config.pad_token_id).all())
+        is_padding = model.unpads(model.encoder, rows)
     return UnpaddedBatch.of(~hidden, fewest=0.0) if is_padding else None
 
 
