@@ -1,4 +1,4 @@
-"""Tiny encoders of Transformers for the tests of `optimize`: architectures, heads of others, and comparisons."""
+"""Tiny encoders of Transformers for the tests of `optimize`: architectures, heads of somebody else, and comparisons."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -164,12 +164,14 @@ def build(
         values = {key: value for key, value in (SIZES | own | fields).items() if value is not None}
         config = _found(config_kind)(**values)
         for field in config.to_dict():
-            if "drop" in field and field != "token_dropout":
+            if "drop" in field and field not in ("token_dropout", "encoder_layerdrop"):
                 setattr(config, field, dropout)
         model = getattr(transformers, f"AutoModelFor{task}").from_config(config) if task else _found(kind)(config)
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = dropout
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:  # not zeros in checkpoints either
+            nn.init.normal_(part.weight.data[part.padding_idx], std=0.3)
     for parameter in model.parameters():  # biases and LayerNorms begin as zeros and ones
         nn.init.normal_(parameter, std=0.3) if parameter.dim() == 1 else None
     return model.to(dtype).eval()

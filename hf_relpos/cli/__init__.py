@@ -85,7 +85,7 @@ EXAMPLES = {
     ),
     "optimize": (
         "hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt",
-        "hf-relpos optimize BAAI/bge-reranker-base --text passages.jsonl --field passage --precision int8",
+        "hf-relpos optimize BAAI/bge-reranker-base --text queries.txt --precision int8",
     ),
     "run": (
         "hf-relpos run -- uvicorn app:app --port 8000",

@@ -1,0 +1,82 @@
+"""The level of each encoder under `optimize`, and which padding is taken out: architecture × kind of padding."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from encoders import ARCHITECTURES, MASK, OTHER, SCHEMES, build, difference, pad_of, tensors_of, tokens
+
+from hf_relpos import optimize
+
+
+LENGTHS = [30, 9, 40, 22, 17, 3]
+RIGHT = torch.arange(40) < torch.tensor(LENGTHS)[:, None]
+BOTH = torch.where((torch.arange(6) % 2 == 0)[:, None], RIGHT, RIGHT.flip(1))
+HOLE, EMPTY = RIGHT.clone(), RIGHT.clone()
+HOLE[3, 5] = EMPTY[4] = False
+# Kinds of padding: the mask, and which token is hidden; None for the padding token.
+PADDING = {
+    "right": (RIGHT, None),
+    "left": (RIGHT.flip(1), None),
+    "both": (BOTH, None),
+    "hole": (HOLE, None),
+    "one row": (RIGHT[:1], None),
+    "one row, left": (RIGHT[:1].flip(1), None),
+    "row without tokens": (EMPTY, None),
+    "hidden [MASK]": (RIGHT, MASK),
+    "another token": (RIGHT, OTHER),
+    "none": (torch.ones(3, 40, dtype=torch.bool), None),
+}
+ON_THE_RIGHT = ("right", "hole", "one row")
+ANYWHERE = (*ON_THE_RIGHT, "left", "both", "one row, left")
+# To level and what is taken out of. Poolers read the first state; absolute positions count from the left.
+LEVELS = {
+    **dict.fromkeys(("BERT", "RoBERTa", "Jina v3", "ESM-2"), ("contract", ON_THE_RIGHT)),
+    **dict.fromkeys(("DistilBERT", "ELECTRA", "ModernBERT", "NomicBERT", "GTE", "EuroBERT"), ("contract", ANYWHERE)),
+    **dict.fromkeys(("Qwen3", "Llama", "Gemma3", "Gemma3, two-sided", "UltraBERT"), ("contract", ANYWHERE)),
+    "Qwen3 with a cache": ("contract", ()),
+    # a pooler; the share of [MASK] in the tokens of a row; learned positions from the first column on
+    **dict.fromkeys(("ALBERT", "ESM-2, token dropout", "BART's encoder"), ("by length", ON_THE_RIGHT)),
+    **dict.fromkeys(("LFM2", "remote code"), ("by length", ANYWHERE)),
+    **dict.fromkeys(("RoFormer", "XLNet", "T5", "mT5", "UMT5"), ("own", ANYWHERE)),
+    # a row by itself is computed by length, where positions would be counted from another column
+    **dict.fromkeys(("DeBERTa v1", "DeBERTa v2"), ("own", (*ON_THE_RIGHT, "left", "both"))),
+    "MPNet": ("own", ON_THE_RIGHT),
+    **dict.fromkeys(SCHEMES, ("own", ("right", "one row"))),
+}
+# Sinusoids, rotations at other positions and RMSNorm are rounded to float32.
+ROUNDED = ("RoFormer", "LFM2", "ESM-2, token dropout")
+
+
+@functools.cache
+def pair(name):
+    """A model as it is, one that is optimized, and the report."""
+    stock = build(name)
+    ours = copy.deepcopy(stock)
+    return stock, ours, optimize(ours)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)
+
+
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *SCHEMES])
+@torch.no_grad()
+def test_level_and_padding(name, padding):
+    (level, taken), (stock, ours, report) = LEVELS[name], pair(name)
+    assert [each.level for each in report.encoders] == [level] and not report.left
+    real, hidden = PADDING[padding]
+    inputs = tokens(real, pad_of(stock) if hidden is None else hidden)
+    expected, found = dict(tensors_of(stock(**inputs))), dict(tensors_of(ours(**inputs)))
+    bound = 1e-6 if name in ROUNDED else 1e-9
+    assert found.keys() == expected.keys()
+    for key, want in expected.items():
+        is_states = want.shape[:2] == real.shape
+        assert difference(found[key][real] if is_states else found[key], want[real] if is_states else want) <= bound
+        if is_states and want.dim() == 3 and padding in taken:
+            assert want[~real].any() and not found[key][~real].any()
+        else:
+            assert difference(found[key], want) <= bound
