@@ -1,4 +1,4 @@
-"""Tiny encoders of Transformers for the tests of `optimize`: architectures, heads of somebody else, and comparisons."""
+"""Tiny encoders of Transformers for the tests of `optimize`: architectures, heads of others, and comparisons."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

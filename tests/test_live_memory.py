@@ -15,6 +15,7 @@ LENGTHS = 8 * [60, 50, 31, 30, 12, 9, 5, 3]  # several groups of rows
 def every_call(none_too_short, monkeypatch):
     """Small batches are unpadded, and take the default backend's own way."""
     monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)
+    monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
 
 
 def allocated(model, inputs) -> tuple[int, int, int]:
