@@ -196,7 +196,8 @@ child = os.fork()
 inputs = tokenizer(["the cat sat on the big house ."] + ["a dog"] * 31, padding=True, return_tensors="pt")
 with torch.no_grad():
     states = model(**inputs)[0]
-print(number, states[:, 0].double().sum().item(), states[-1, -1].abs().sum().item() > 0, flush=True)
+line = f"{number} {states[:, 0].double().sum().item()} {states[-1, -1].abs().sum().item() > 0}"
+os.write(1, f"{line}\\n".encode())  # at once, since both processes write
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
