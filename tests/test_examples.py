@@ -473,7 +473,8 @@ def kill_a_worker(folder):
     end = time.monotonic() + 120  # an encoding that fails writes none
     while not list(folder.glob("*.parquet")) and time.monotonic() < end:
         time.sleep(0.05)
-    workers = [each for each in psutil.process_iter() if "MapBatches(TextEncoder)" in " ".join(each.cmdline())]
+    found = psutil.process_iter(["cmdline"])  # None where a process has ended
+    workers = [each for each in found if "MapBatches(TextEncoder)" in " ".join(each.info["cmdline"] or ())]
     workers[0].kill()
 
 
