@@ -18,13 +18,13 @@ from .output import LOADING, check_json, console_for, hide_loading_bars, write_j
 Precision = StrEnum("Precision", "float32 bfloat16 int8")
 Padding = StrEnum("Padding", "zeros mask stock")
 PrecisionOption = Annotated[
-    Precision, typer.Option(help="Of the products of linear layers: the last two round, int8 the most.")
+    Precision, typer.Option(help="Precision of linear layers; bfloat16 and int8 round, int8 most.")
 ]
 PaddingOption = Annotated[
     Padding,
     advanced(
-        "zeros: padding is taken out where the mask is 0 and the token is the padding token. mask: where the mask is "
-        "0. stock: it stays, for programs that read hidden states of padding.",
+        "zeros: remove padding, where the mask is 0 and the token is the padding token. mask: remove all tokens with "
+        "mask 0. stock: keep padding, for programs that read hidden states at padding.",
         "--padding",
     ),
 ]
@@ -35,10 +35,10 @@ def run(
     precision: PrecisionOption = Precision.float32,
     padding: PaddingOption = Padding.zeros,
 ) -> None:
-    """Run a Python program or server with its encoders optimized as they are loaded; a line for each on stderr.
+    """Run a Python program or server, and optimize each encoder that it loads; a line for each on stderr.
 
-    The program is not changed, and its exit code and signals are its own. Programs that it starts are optimized, too.
-    Python must not be told to ignore its environment (-E, -I, -S).
+    The program is not changed; its exit code and signals are its own. Programs that it starts are optimized, too.
+    Python options that ignore the environment (-E, -I, -S) do not work.
     """
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
@@ -54,8 +54,7 @@ def run(
 def optimize(
     name: Annotated[str, typer.Argument(help="Folder or Hub repository of an encoder or a reranker.")],
     text: Annotated[
-        list[str],
-        typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 256 are read. May be repeated."),
+        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 256 are read. Repeatable.")
     ],
     field: Fields = None,
     precision: PrecisionOption = Precision.float32,
@@ -65,9 +64,9 @@ def optimize(
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure on your own texts what optimize gains on this CPU: seconds and outputs, before and after.
+    """Measure what optimize gains on this CPU for your own texts: seconds and outputs, before and after.
 
-    Nothing is written. To have it: hf_relpos.optimize(model) in your program, or hf-relpos run.
+    Nothing is written. To use it, call hf_relpos.optimize(model) in your program, or start it with hf-relpos run.
     """
     with plain_errors(OPTIONS), plain_warnings():
         check_source(name)
