@@ -391,8 +391,7 @@ def tokens_to_convolve(attention_mask: Any, documents: torch.Tensor | None) -> t
         return None
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
         raise ValueError(
-            "attention_mask is not (B, L), but the convolution of conv_kernel_size has to know the padding; give (B, "
-            "L)"
+            "attention_mask is not (B, L), which the convolution of conv_kernel_size requires; give (B, L)"
         )
     return attention_mask != 0
 

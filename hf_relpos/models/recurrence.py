@@ -95,8 +95,7 @@ class SegmentMemory(ModelOutput):
         if attention_mask is not None and attention_mask.dim() == 4 and config.attention_window:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-                "cache; a memory with attention_window requires (batch, length): use a dynamic cache, or give that "
-                "shape"
+                "cache; a memory with attention_window requires (batch, length): give that, or use a dynamic cache"
             )
         is_token = token_mask(attention_mask, batch, keys, device)
         with_memory = torch.cat([memory_mask, is_token], dim=-1)
@@ -212,10 +211,7 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
     if rows != batch:
         raise ValueError(f"memory has {rows} rows, but the segment has {batch}; select rows with memory.select(rows)")
     if length > config.memory_length:
-        raise ValueError(
-            f"memory has {length} tokens, but config.memory_length = {config.memory_length}; raise it, or start "
-            "without memory"
-        )
+        raise ValueError(f"memory has {length} tokens, but config.memory_length = {config.memory_length}; raise it")
 
 
 def _tokens_to_keep(memory: SegmentMemory | None, rows: Rows) -> torch.Tensor:

@@ -31,8 +31,7 @@ class NoCodeError(ValueError):
 def made_without(field: str) -> NotImplementedError:
     """The error of saved code for a field that was changed and needs definitions which the code lacks."""
     return NotImplementedError(
-        f"{field}: the code saved with this model does not support it; `pip install hf-relpos`, and save the model "
-        "again"
+        f"{field}: the code saved with this model lacks it; `pip install hf-relpos`, and save the model again"
     )
 
 
