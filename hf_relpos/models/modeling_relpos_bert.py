@@ -583,6 +583,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
 # Fewer padding tokens than these cost less than taking them out, measured with the shapes of MiniLM and BERT-base.
 FEWEST_PADDING = 16
+COLLECTED = ("output_hidden_states", "output_attentions")  # states of layers, which have padding
 
 
 def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, Any]) -> UnpaddedBatch | None:
@@ -597,15 +598,12 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
         or mask is None
         or config.chunk_size_feed_forward
         or config.conv_kernel_size  # a convolution reads neighbouring tokens
-        or any(
-            outputs.get(name, getattr(config, name, False)) for name in ("output_hidden_states", "output_attentions")
-        )
+        or any(outputs.get(name, getattr(config, name, False)) for name in COLLECTED)
         or not has_contents(mask, may_wait=True)
+        or int((mask == 0).sum()) < FEWEST_PADDING
     ):
         return None
     hidden = mask == 0
-    if int(hidden.sum()) < FEWEST_PADDING:
-        return None
     if config.unpad_inputs:
         pad = -1 if config.pad_token_id is None else config.pad_token_id
         is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
