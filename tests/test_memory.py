@@ -400,7 +400,7 @@ def test_memory_refused():
     memory = model(ids).memory
     cases = {
         "2 rows, but the segment has 3": (model, token_ids(3, 5), memory),
-        "has 3; pass the memory of this model": (
+        "has 3; pass its own": (
             tiny_model(RelPosBertModel, "shaw", memory_length=8, num_hidden_layers=3),
             ids,
             memory,

@@ -198,8 +198,7 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
     rows, length = memory.mask.shape
     if len(memory.states) != config.num_hidden_layers:
         raise ValueError(
-            f"memory has states of {len(memory.states)} layers, but this model has {config.num_hidden_layers}; pass "
-            "the memory of this model"
+            f"memory has {len(memory.states)} layers, but the model has {config.num_hidden_layers}; pass its own"
         )
     shapes = {tuple(state.shape) for state in memory.states}
     if shapes != {(rows, length, config.hidden_size)}:

@@ -276,8 +276,7 @@ def _grid_and_ids(inputs: PositionInputs, rows: Rows) -> tuple[torch.Tensor | No
     shape = None if position_ids is None else tuple(position_ids.shape)
     if shape is not None and (len(shape) not in (2, 3) or shape[1] != length or shape[0] not in (1, batch)):
         raise ValueError(
-            f"position_ids has shape {shape}; {batch} rows of {length} tokens need ({batch}, {length}) or "
-            f"(1, {length})"
+            f"position_ids has shape {shape}; {batch} rows of {length} tokens need ({batch} or 1, {length})"
         )
     if "relation_ids" in inputs.required and rows.relation_ids is None:
         raise ValueError(
