@@ -2,7 +2,7 @@
 
 This is plain PyTorch with exact gradients of all inputs and tables. Every sum has a fixed order. Only the inputs of
 the forward are kept (and the probabilities of a short call), and dropout is replayed from a seed. Buffers are kept
-between calls, since new pages cost as much as the arithmetic; `release_workspace` frees them. A second
+between calls, since new pages cost as much as the arithmetic. A second
 derivative is an error; `eager` has one.
 """
 

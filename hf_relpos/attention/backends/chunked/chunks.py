@@ -48,11 +48,6 @@ def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     return flat[:count].view(shape)
 
 
-def release_workspace() -> None:
-    """Free the buffers that this thread keeps between calls: a few MB, more for rows of many thousands of tokens."""
-    _local.__dict__.pop("buffers", None)
-
-
 def rounded_up(count: int) -> int:
     """Round up to a multiple of ALIGNED."""
     return -(-count // ALIGNED) * ALIGNED
