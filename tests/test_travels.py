@@ -91,8 +91,7 @@ def test_the_same_text_in_every_process(tmp_path):
     assert len(printed) == 1
 
 
-# 3,202 for `deberta`: its cache of projections compares weights by samples, so that writes through `.data` are seen.
-MOST_LINES = 3210
+MOST_LINES = 3200
 
 
 def test_names_in_annotations_that_are_strings_count():

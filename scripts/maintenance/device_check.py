@@ -67,6 +67,7 @@ BFLOAT16 = {"forward": 0.05, "gradients": 0.1}
 SAME = {"forward": 0.0, "gradients": 1e-5}  # some sums of a GPU's backward have no fixed order
 SLOWER, COSINE, LOSS = 1.1, 0.02, 0.8
 STEPS, ROUNDS = 20, 10
+LINE = "\n"
 CHECKS_SHARE = 0.7  # of the seconds; parts that only check are ended then, so that the others have their turn
 
 Row = dict[str, Any]
@@ -443,8 +444,19 @@ def summary(rows: Sequence[Row]) -> str:
         )
     text += f"\n\nTokens a second in bfloat16 (time ÷ stock's):\n\n{markdown_table(['', *stock], lines)}\n\n"
     wrong = [row for row in rows if not row["ok"]]
-    said = [f"WRONG {row['part']}: {row['name'][:120]} {row['error']} {row['detail'][:160]}" for row in wrong[:20]]
+    said = [
+        f"WRONG {row['part']}: {row['name'][:120]} {row['error']} {row['detail'].partition(LINE)[0]}"
+        for row in wrong[:20]
+    ]
     return text + "\n".join([*said, f"{len(rows) - len(wrong)} of {len(rows)} rows are right"])
+
+
+def card(results: Mapping[str, Any]) -> str:
+    """The page of a run."""
+    about = results["environment"]
+    tables, _, wrong = summary(results["rows"]).rpartition("\n\n")
+    versions = f"torch {about['torch']}, transformers {about['transformers']}; {about['date']}"
+    return f"# On a GPU\n\n{about['gpu']}; {versions}.\n\n`{about['command']}`\n\n{tables}\n\n```text\n{wrong}\n```\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,6 +29,7 @@ CARDS = {
     "benchmarks/documents.json": "bench_documents",
     "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/gliner.json": "bench_gliner",
+    "benchmarks/gpu.json": "device_check",
     "benchmarks/passkeys.json": "bench_passkeys",
     "benchmarks/probes.json": "probe_schemes",
     "families.json": "family_parity",
