@@ -10,7 +10,8 @@
 # make test-newest   the tests that meet other libraries, on the newest releases of all of them but PyTorch, unpinned
 # make docs    the site of docs/, into site/; warnings, such as a link to nothing, are errors
 # make release-check    source distribution and wheel, checked; the wheel in an empty environment runs the demo, the code of
-#                       README.md and docs/get_started.md, and the ways in of three new users (tests/ways_in); and test-newest
+#                       README.md and docs/get_started.md, and the ways in of three new users (tests/ways_in); and test-newest.
+#                       TAG=v0.1.0: that version.py and CHANGELOG.md have this version
 # Each makes its own virtual environment first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ TIERS ?= documents or ecosystem or hub or scripts or slow
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, buffers card chunked convert deberta_checkpoints distil \
-	families family_parity gated generation host hub legacy live machine memory models modules optimize padding patch public_names rotary_checkpoints \
+	families family_parity gated generation host hub legacy live loaded machine memory models modules optimize padding patch public_names rotary_checkpoints \
 	sources tools_outputs tools_packing tools_peft tools_pipelines tools_quantization tools_sentence_transformers trainer \
 	travels)) \
 	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py
@@ -34,7 +35,7 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, buffers card chunked co
 TOOLS_TESTS := $(wildcard tests/test_tools_*.py) $(addprefix tests/test_, $(addsuffix .py, graph_export host live_tools \
 	machine trainer_features))
 
-.PHONY: demo docs families fuzz release-check schemes test test-all test-more test-floor test-newest newest lint clean
+.PHONY: check-tag demo docs families fuzz release-check schemes test test-all test-more test-floor test-newest newest lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
@@ -77,8 +78,15 @@ docs: $(VENV)/.installed
 families: $(VENV)/.installed
 	$(VENV)/bin/python scripts/maintenance/family_report.py
 
+check-tag:
+	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' hf_relpos/version.py); \
+	if [ -n "$(TAG)" ] && ! { [ "$(TAG)" = "v$$version" ] && grep -q "^## \[$$version\] - " CHANGELOG.md; }; then \
+		echo "TAG=$(TAG): hf_relpos/version.py has $$version, and CHANGELOG.md needs a heading '## [$$version] - DATE'"; \
+		exit 1; \
+	fi
+
 # the wheel is made of the source distribution; what it is tried with is not the checkout, and none of its files are near
-release-check: $(VENV)/.installed test-newest
+release-check: check-tag $(VENV)/.installed test-newest
 	rm -rf build dist $(RELEASE) $(WHEEL)
 	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine

@@ -3,10 +3,12 @@
 Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and with PEFT where that is
 installed: at once where the program has imported the Auto classes, else when it does. No other checkpoint loads
 differently, and no file is read; a stock class that leaves out the relative positions of a checkpoint gives a
-warning. Its names are imported on first use.
+warning. With the environment variable HF_RELPOS_OPTIMIZE=1 (or a precision) each model that is loaded from then on is
+optimized. Names of this package are imported on first use.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from .deferred import when_auto_classes_are_imported
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from .attention.formula import Table as Table, Terms as Terms, attend as attend
     from .conversion import convert as convert, export_checkpoint as export_checkpoint
     from .families.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
+    from .families.loaded import check_loaded as check_loaded
     from .live import optimize as optimize, restore_attention as restore_attention
     from .machine import self_check as self_check
     from .models.capabilities import explain_backend as explain_backend
@@ -56,6 +59,7 @@ _MODULES = {
     "Table": ".attention.formula",
     "Terms": ".attention.formula",
     "attend": ".attention.formula",
+    "check_loaded": ".families.loaded",
     "convert": ".conversion",
     "explain_backend": ".models.capabilities",
     "export_checkpoint": ".conversion",
@@ -94,3 +98,8 @@ def _register() -> None:
 
 
 when_auto_classes_are_imported(_register)
+
+if os.environ.get("HF_RELPOS_OPTIMIZE", "0") not in ("", "0"):
+    from .autoload import start
+
+    start()

@@ -1,4 +1,4 @@
-"""Registration when it can first matter: not before Transformers' Auto classes, or a module of ours, are imported.
+"""Act when a module is first imported: registration waits for Transformers' Auto classes, or a module of ours.
 
 Torch and Transformers take seconds to import, and `hf-relpos --help` needs neither. So `import hf_relpos` imports them
 only where the program has done so; else it watches their import.
@@ -18,42 +18,58 @@ AUTO_CLASSES = "transformers.models.auto.configuration_auto"  # which all of the
 WATCHED = ("transformers", *(f"{__package__}.{room}" for room in ("attention", "schemes", "models")))
 
 
-def when_auto_classes_are_imported(action: Callable[[], None]) -> None:
+def when_auto_classes_are_imported(action: Callable[[], object]) -> None:
     """Call `action` now if the Auto classes are there; else once they are, after the import that brings them.
 
     Exceptions of the action end that import.
     """
-    if AUTO_CLASSES in sys.modules and not _under_way():
+    when_imported(AUTO_CLASSES, action, WATCHED)
+
+
+def when_imported(name: str, action: Callable[[], object], watched: Sequence[str] = ()) -> None:
+    """Call `action` now if a module is there; else once it is, after the import that brings it.
+
+    Exceptions of the action end that import.
+
+    Args:
+        name: of the module.
+        action: is called once.
+        watched: beginnings of the names of modules whose import has to end first; by default the name of its package.
+    """
+    package = name.partition(".")[0]
+    if name in sys.modules and not _under_way(package):
         action()
     else:
-        sys.meta_path.insert(0, _Watcher(action))
+        sys.meta_path.insert(0, _Watcher(name, action, tuple(watched) or (package,)))
 
 
-def _under_way() -> bool:
-    """Whether a module of Transformers is being imported."""
+def _under_way(package: str) -> bool:
+    """Whether a module of a package is being imported."""
     return any(
         getattr(getattr(module, "__spec__", None), "_initializing", False)
         for name, module in list(sys.modules.items())
-        if name.startswith("transformers.")
+        if f"{name}.".startswith(f"{package}.")
     )
 
 
 class _Watcher(MetaPathFinder):
     """Finds what the other finders find, and counts the watched modules that are being executed."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
+    def __init__(self, name: str, action: Callable[[], object], watched: tuple[str, ...]) -> None:
+        self.name, self.watched = name, watched
+        self.action: Callable[[], object] | None = action
         self.executing = 0
         self.lock = threading.RLock()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As the other finders; the loader of a watched module is wrapped."""
-        if self.action is None or not fullname.startswith(WATCHED):
+        """As the finders after this one; the loader of a watched module is wrapped."""
+        if self.action is None or not fullname.startswith(self.watched):
             return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 if self in finders else 0 :]:  # another watcher among them
+            if not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
@@ -66,7 +82,7 @@ class _Watcher(MetaPathFinder):
         """One module more, or one less, is being executed; after the last one the action is due."""
         with self.lock:
             self.executing += change
-            if self.executing or AUTO_CLASSES not in sys.modules or self.action is None:
+            if self.executing or self.name not in sys.modules or self.action is None:
                 return
             action, self.action = self.action, None
             if self in sys.meta_path:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from .host.declarations import CACHE, LIVE, NEEDS, missing
+from .host.declarations import CACHE, NEEDS, missing
 from .live import optimize
 from .models.capabilities import explain_backend, probe_call
 from .models.configuration_relpos_bert import RelPosBertConfig
@@ -48,9 +48,8 @@ STOCK: dict[str, dict[str, Any]] = {
     "modernbert": {"local_attention": 8},
     "esm": {"position_embedding_type": "rotary"},
 }
-for _kind, _name in (("gte", "GteModel"), ("umt5", "UMT5Stack"), ("esm", "EsmEncoder")):
-    if not LIVE[_name].is_released:  # the installed Transformers is too old
-        del STOCK[_kind]
+if "gte" not in transformers.CONFIG_MAPPING:  # the installed Transformers is older than 5.18
+    del STOCK["gte"]
 # Run where this package cannot be imported: prints the error of the outputs of a saved folder.
 ELSEWHERE = """
 import sys

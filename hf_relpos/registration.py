@@ -10,8 +10,8 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
-from .host.loader import LOGGER, left_out, level_of_the_loader, register_targets
-from .host.torch import is_persistent, when_buffers_are_registered
+from .host.loader import LOGGER, left_out, level_of_the_loader, note_allocation, register_targets
+from .host.torch import when_buffers_are_registered
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.modeling_relpos_bert import HEADS
 
@@ -30,7 +30,7 @@ def register() -> None:
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
     LOGGER.addFilter(warn_of_left_out_tables)
-    when_buffers_are_registered(warn_of_unfilled_buffers)
+    when_buffers_are_registered(watch_buffers)
     if is_peft_available():
         register_targets(RelPosBertConfig.model_type, like="bert")
 
@@ -54,8 +54,8 @@ def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
             else f"Convert it with `hf-relpos convert {source} OUT`, and load OUT"
         )
         warnings.warn(
-            f"{source}: {stock} of Transformers has left out its relative positions (distance_embedding), and "
-            f"computes something else than the model that was trained. {remedy}",
+            f"{source}: {stock} of Transformers dropped its relative positions (distance_embedding), so its outputs "
+            f"are wrong. {remedy}",
             stacklevel=level_of_the_loader(),
         )
     return True
@@ -64,29 +64,22 @@ def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
 _warned: set[str] = set()
 
 
-def warn_of_unfilled_buffers(module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
-    """Warn, once for each file of remote code, if a load by Transformers 5 leaves a table of its unfilled.
+def watch_buffers(module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
+    """Note what Transformers' loader allocates, and warn, once for each file of remote code, that it leaves it so.
 
-    It is a hook of PyTorch for each buffer that a module registers; no class is changed. On the meta device, and so
-    without contents, Transformers registers what it is about to load.
+    It is a hook of PyTorch for each buffer that a module registers; no class is changed.
     """
-    kind = type(module)
-    if not kind.__module__.startswith(REMOTE) or not isinstance(buffer, torch.Tensor) or not buffer.is_meta:
+    if not note_allocation(module, name, buffer):
         return
-    if is_persistent(name) or kind.__module__ in _warned or _is_filled_again(kind):
+    kind = type(module)
+    filled_again = "RotaryEmbedding" in kind.__name__ and hasattr(module, "original_inv_freq")  # by Transformers
+    if not kind.__module__.startswith(REMOTE) or kind.__module__ in _warned or filled_again:
         return
     _warned.add(kind.__module__)
     ours = "; hf_relpos reads this architecture without that code: load it inside hf_relpos.patch_transformers()"
     warnings.warn(
-        f"{kind.__name__}, remote code, computes its buffer {name} when it is built, and Transformers 5 leaves such "
-        "buffers unfilled, unless that code fills them itself. After loading, run hf_relpos.fill_buffers(model); it "
-        f"says what it has filled{ours if READ_HERE.search(kind.__module__) else ''}",
+        f"{kind.__name__} (remote code) computes the buffer {name} in __init__; Transformers 5 leaves such buffers "
+        "uninitialised, unless the code fills them itself. After loading, run hf_relpos.fill_buffers(model), which "
+        f"names and fills them{ours if READ_HERE.search(kind.__module__) else ''}",
         stacklevel=level_of_the_loader(),
     )
-
-
-def _is_filled_again(kind: type) -> bool:
-    """Whether Transformers fills the buffers of a class: by its name, and by an attribute that it sets."""
-    code = getattr(kind.__init__, "__code__", None)  # type: ignore[misc]
-    named = () if code is None else (*code.co_names, *code.co_consts)
-    return "RotaryEmbedding" in kind.__name__ and "original_inv_freq" in named

@@ -147,3 +147,9 @@ def warnings_heard():
 def none_too_short(monkeypatch):
     """The default backend takes its own way, in chunks, however small the model."""
     monkeypatch.setattr("hf_relpos.attention.backends.chunked.FEWEST_SCORES", 0)
+
+
+@pytest.fixture
+def any_padding(monkeypatch):
+    """Padding is taken out of a batch however little there is."""
+    monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 0)

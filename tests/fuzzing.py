@@ -6,12 +6,14 @@ wrong: `attempt` says so, and counts it.
 """
 
 import os
-import resource
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+import torch
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 
 from hf_relpos.files import write_json
 
@@ -43,7 +45,12 @@ def examples(few: int, share: float = 1.0, shrink: bool = True) -> settings:
 
 @contextmanager
 def memory_limit(gigabytes: int) -> Iterator[None]:
-    """More memory than this is an error inside the block, not the end of other processes on the machine."""
+    """On Linux, more memory than this raises an error inside the block, and ends no other process of the machine."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (gigabytes * 2**30, hard))
     try:
@@ -82,3 +89,23 @@ def write_counts(path: str) -> None:
     for (area, outcome), count in sorted(COUNTS.items()):
         counts.setdefault(area, {})[outcome] = count
     write_json(path, counts)
+
+
+def strided(draw: Any, *shape: int) -> torch.Tensor:
+    """Draw a view of that shape, in memory that holds NaN between, before and after its elements.
+
+    Its strides are those of a contiguous, transposed, sliced, expanded or overlapping tensor.
+    """
+    order = draw(st.permutations(range(len(shape))))
+    strides, size = [0] * len(shape), draw(st.sampled_from([1, 1, 1, 2, 3]))
+    for axis in order:
+        strides[axis] = draw(st.sampled_from([size] * 6 + [0, 1]))  # 0: expanded; 1 may overlap
+        size *= shape[axis] + draw(st.sampled_from([0, 0, 0, 2]))
+    offset = draw(st.integers(0, 3))
+    span = offset + sum(stride * max(count - 1, 0) for stride, count in zip(strides, shape, strict=True)) + 5
+    memory = torch.full((span,), torch.nan)
+    addresses = torch.arange(span).as_strided(shape, strides, offset)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    memory[addresses.flatten().unique()] = torch.randn(addresses.unique().numel(), generator=generator)
+    tensor = memory.as_strided(shape, strides, offset)
+    return torch.complex(tensor, tensor).conj().imag if draw(st.integers(0, 9)) == 9 else tensor  # a negative view

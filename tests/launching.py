@@ -24,8 +24,10 @@ LAUNCH = (
     *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no"),
 )
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["hf_relpos", "transformers.trainer"])
+HAS_FORK = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+SERVER = multiprocessing.get_context("forkserver" if HAS_FORK else "spawn")
+if HAS_FORK:
+    SERVER.set_forkserver_preload(["hf_relpos", "transformers.trainer"])
 
 
 def import_script(name: str) -> ModuleType:

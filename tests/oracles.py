@@ -19,7 +19,7 @@ from safetensors import safe_open
 from transformers import initialization as init
 
 from hf_relpos import SCHEMES, RelPosBertConfig
-from hf_relpos.attention.context import AttentionContext
+from hf_relpos.attention.context import AttentionContext, LayerInputs, TokenInputs
 from hf_relpos.models.modeling_relpos_bert import RelPosBertSelfAttention
 from hf_relpos.schemes.registry import build_shared
 from hf_relpos.schemes.scheme import Scheme, SharedScheme
@@ -192,7 +192,8 @@ def grid_ids(height: int, width: int, outside: int = 0) -> torch.Tensor:
 def extra_context(name: str | list[str], batch: int, length: int) -> AttentionContext:
     """The same, for a single attention layer."""
     inputs = extra_inputs(name, batch, length)
-    return AttentionContext(length, length, relation_ids=inputs.get("relation_ids"), grid=inputs.get("position_ids"))
+    tokens = TokenInputs(grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids"))
+    return AttentionContext(length, length, tokens=tokens)
 
 
 class LayerWithShared(RelPosBertSelfAttention):
@@ -206,7 +207,7 @@ class LayerWithShared(RelPosBertSelfAttention):
         if self.shared_distance_embedding is not None:
             length = hidden_states.shape[1]
             context = AttentionContext(length, length) if context is None else context
-            context = replace(context, shared=self.shared_distance_embedding(context))
+            context = replace(context, layer=LayerInputs(shared=self.shared_distance_embedding(context)))
         return super().forward(hidden_states, attention_mask, past_key_values, context, **kwargs)
 
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers.distributed import DistributedConfig
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM
+from hf_relpos.models import modeling_relpos_bert
 
 
 PROCESSES, ROWS, LENGTH = 2, 4, 9
@@ -71,6 +72,7 @@ CASES: dict[str, dict] = {
 def make_model(case: str) -> nn.Module:
     """The model of a case, the same in every process."""
     torch.manual_seed(0)
+    modeling_relpos_bert.FEWEST_PADDING = 0
     settings = {"hidden_size": 32, "num_attention_heads": 4, "save_code": False, **CASES[case]}
     model = RelPosBertForMaskedLM(tiny_config(settings.pop("position_embedding_type"), **settings))
     return stir(model).double().train()

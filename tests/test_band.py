@@ -16,6 +16,7 @@ from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import Chunked, chunks as skewed
 from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.context import Positions
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.schemes.registry import combined
@@ -234,7 +235,7 @@ def test_blocks_of_any_term_are_the_whole_mask(kind, how):
 def test_positions_reach_the_blocks():
     call = padded_call(ALL)
     gaps = torch.arange(120).expand(BATCH, -1) + (torch.arange(120) > 50) * 3
-    context = dataclasses.replace(call.context, positions=gaps, max_distance=122)
+    context = dataclasses.replace(call.context, positions=Positions(gaps, 122))
     assert difference("eager", dataclasses.replace(call, context=context)) <= 1e-12
 
 
@@ -335,6 +336,7 @@ def states_and_gradients(model, ids, real, **inputs):
 @pytest.mark.parametrize("everywhere", [[0], [], [0, 9]], ids=["cls", "none", "two"])
 @pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.usefixtures("any_padding")
 def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, monkeypatch):
     """In float64, states and gradients of every parameter are those with the whole mask prepared."""
     if backend not in CAPABLE[name]:
@@ -347,7 +349,8 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, mon
     model = tiny_model(RelPosBertModel, name, attention_window=1, global_tokens=everywhere, **settings).double()
     full = tiny_model(RelPosBertModel, name, **settings).double()
     full.load_state_dict(model.state_dict())
-    ids, real, inputs = torch.randint(1, 50, (2, 16)), padding([16, 13], 16), extra_inputs(name, 2, 16)
+    real, inputs = padding([16, 13], 16), extra_inputs(name, 2, 16)
+    ids = torch.randint(1, 50, real.shape) * real
     seen = visible_in_window(16, 1, everywhere, causal=is_decoder)[None] & real[:, None, :]
     expected = states_and_gradients(full, ids, real, attention_mask=seen[:, None], **inputs)
     blocks = []

@@ -1,19 +1,20 @@
-"""Buffers of remote code that Transformers 5 leaves unfilled, against the model that was saved."""
+"""Buffers of remote code that Transformers 5 leaves uninitialised, against the model that was saved."""
 
+import copy
+import json
 import warnings
 
 import pytest
 import torch
 import transformers
 from errors import raises
-from oracles import tiny_model
 from sentence_transformers import CrossEncoder, SentenceTransformer, models as st
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
 from typer.testing import CliRunner
 
 import hf_relpos
-from hf_relpos import RelPosBertModel, registration
+from hf_relpos import registration
 from hf_relpos.cli import app
 from hf_relpos.families import buffers
 
@@ -111,14 +112,24 @@ def load(folder, **options):
     return AutoModel.from_pretrained(folder[0] / "RemoteModel", trust_remote_code=True, **options).eval()
 
 
+@pytest.fixture(params=[0.0, 7.0, float("nan")], ids=str)
+def memory(request, monkeypatch):
+    """What new memory holds: no luck may hide a table."""
+    allocate = torch.empty_like
+
+    def used(*arguments, **options):
+        tensor = allocate(*arguments, **options)
+        return tensor if tensor.is_meta else tensor.fill_(request.param if tensor.is_floating_point() else 0)
+
+    monkeypatch.setattr(torch, "empty_like", used)
+    return request.param
+
+
 @pytest.mark.filterwarnings("ignore:.*remote code")
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"device_map": "cpu"}], ids=str)
 @torch.no_grad()
-def test_every_table_is_named_and_filled(folder, options):
+def test_fill_buffers_every_table(folder, options, memory):
     model, sound = load(folder, **options), folder[1]["RemoteModel"]
-    for name in TABLES - {"slopes"}:  # whatever the memory held: no luck may hide a table
-        buffer = model.get_buffer(name)
-        buffer.copy_(torch.full_like(buffer, 7) if buffer.dtype != torch.bool else ~sound.causal)
     found = hf_relpos.unfilled_buffers(model)
     assert set(found) == TABLES
     for name, right in found.items():
@@ -158,64 +169,173 @@ def test_a_load_warns_once(folder, monkeypatch):
         folder[1]["RemoteModel"].__class__(folder[1]["RemoteModel"].config)  # not by a load
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: tiny_model(RelPosBertModel, "harmonic"),
-        lambda: BertModel(BertConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=50)),
-        lambda: transformers.ModernBertModel(
-            transformers.ModernBertConfig(
-                hidden_size=32, num_attention_heads=2, num_hidden_layers=2, vocab_size=50, pad_token_id=0
-            )
-        ),
-    ],
-    ids=["own", "BERT", "ModernBERT"],
-)
-def test_a_sound_model_is_unchanged(make, tmp_path):
-    make().save_pretrained(tmp_path)
-    model = AutoModel.from_pretrained(tmp_path)
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    state = torch.get_rng_state()
-    assert hf_relpos.unfilled_buffers(model) == {} and hf_relpos.fill_buffers(model) == []
-    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.filterwarnings("ignore:.*remote code")
-def test_inspect_names_them_where_it_may_run_the_code(folder):
-    done = CliRunner().invoke(app, ["inspect", str(folder[0] / "RemoteModel"), "--trust-remote-code"])
-    assert "rotation.inv_freq" in done.output and "fill_buffers" in done.output
-    plain = CliRunner().invoke(app, ["inspect", str(folder[0] / "RemoteModel")])
-    assert "unfilled" not in plain.output
+def test_inspect_names_them_where_it_may_run_the_code(folder, memory):
+    place = str(folder[0] / "RemoteModel")
+    done = CliRunner().invoke(app, ["inspect", place, "--trust-remote-code"])
+    assert done.exit_code == 0 and "fill_buffers(model)" in done.output and "uninitialised" in done.output, done.output
+    plain = CliRunner().invoke(app, ["inspect", place, "--json", "-"])
+    assert plain.exit_code == 0 and "--trust-remote-code" in json.loads(plain.stdout)["elsewhere"]
+    found = json.loads(CliRunner().invoke(app, ["inspect", place, "--trust-remote-code", "--json", "-"]).stdout)
+    assert TABLES == set(found["differences"]) and found["family"] == "remote_tables"
 
 
-class Strange(PreTrainedModel):
-    config_class = PreTrainedConfig
-    is_random = True
+class TablesConfig(PreTrainedConfig):
+    model_type = "tables_of_a_test"
+    num_layers: int = 3
+    table: str = "slope"
+
+
+class Tables(PreTrainedModel):
+    """Layers with one buffer each, as code of others makes it."""
+
+    config_class = TablesConfig
+    MADE = {
+        "slope": lambda layer, number: torch.full((4,), 2.0**-number),
+        "frequency": lambda layer, number: 1e6 ** -(torch.arange(8.0) / 8),
+        "mask": lambda layer, number: torch.full((4,), torch.finfo(torch.get_default_dtype()).min),
+        "weight": lambda layer, number: layer.weight.detach().sum(1),
+        "random": lambda layer, number: torch.rand(4),
+    }
 
     def __init__(self, config, needed=None):
         super().__init__(config)
-        if needed is None:
+        if config.table == "argument" and needed is None:
             raise OSError("no file of tables")
-        self.weight = nn.Parameter(torch.ones(3))
-        made = torch.rand(4) if self.is_random else torch.arange(4.0)
-        self.register_buffer("table", made, persistent=False)
+        self.layers = nn.ModuleList(nn.Linear(3, 4) for _ in range(config.num_layers))
+        for number, layer in enumerate(self.layers):
+            table = self.MADE.get(config.table, self.MADE["slope"])(layer, number)
+            layer.register_buffer("table", table, persistent=config.table == "persistent")
+        self.post_init()
+
+    def _init_weights(self, module):
+        pass
 
 
-def test_what_cannot_be_rebuilt_is_refused_in_words(monkeypatch):
-    model = Strange(PreTrainedConfig(), needed=1)
-    with raises(ValueError, "Strange", "no file of tables"):
-        hf_relpos.fill_buffers(model)
-    monkeypatch.setattr(Strange.__init__, "__defaults__", (1,))
-    model.table = torch.full((4,), 7.0)
-    with raises(ValueError, "table", "random"):
-        hf_relpos.fill_buffers(model)
-    monkeypatch.setattr(Strange, "is_random", False)
-    model.table = torch.full((9,), 7.0)  # a forward made it longer
-    with raises(ValueError, "table", "(9,)"):
-        hf_relpos.fill_buffers(model)
-    model.table = torch.arange(9.0)
+def loaded(folder, table, left_out="", **options):
+    """The model with that table, saved and loaded; without some tensors in its file."""
+    model = Tables(TablesConfig(table=table))
+    kept = {name: value for name, value in model.state_dict().items() if not left_out or left_out not in name}
+    model.save_pretrained(folder, state_dict=kept)
+    return Tables.from_pretrained(folder, **options)
+
+
+def set_data(module):
+    module.table.data.fill_(3.0)
+
+
+def set_in_place(module):
+    module.table.fill_(3.0)
+
+
+def set_tensor(module):
+    module.table = torch.full((4,), 3.0)
+
+
+def set_longer(module):
+    module.register_buffer("table", torch.full((9,), 3.0), persistent=False)
+
+
+@pytest.mark.parametrize("change", [set_data, set_in_place, set_tensor, set_longer])
+@pytest.mark.parametrize(
+    "then", [copy.deepcopy, lambda model: model.half(), lambda model: model], ids=["copy", "half", "same"]
+)
+@torch.no_grad()
+def test_fill_buffers_leaves_what_was_changed(change, then, memory, tmp_path):
+    model = loaded(tmp_path, "slope")
+    hf_relpos.fill_buffers(model)
+    for layer in model.layers:
+        change(layer)
+    model = then(model)
+    before = [layer.table.clone() for layer in model.layers]
+    assert len(hf_relpos.unfilled_buffers(model)) == 3
+    with pytest.warns(UserWarning, match=r"layers\.1\.table \(changed"):
+        assert hf_relpos.fill_buffers(model) == []
+    assert all(torch.equal(layer.table, kept) for layer, kept in zip(model.layers, before, strict=True))
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always")
+        assert hf_relpos.fill_buffers(model, force=["layers.1.table"]) == ["layers.1.table"]
+    assert model.layers[1].table.tolist() == [0.5] * 4 and "layers.1.table" not in str(left[0].message)
+    with raises(ValueError, "layers.7.table"):
+        hf_relpos.fill_buffers(model, force=["layers.7.table"])
+
+
+@torch.no_grad()
+def test_fill_buffers_of_layers_that_were_cut_off(memory, tmp_path):
+    model = loaded(tmp_path, "slope")
+    model.layers, model.config.num_layers = model.layers[1:], 2
+    assert len(hf_relpos.fill_buffers(model)) == 2
+    assert [layer.table[0].item() for layer in model.layers] == [0.5, 0.25]
     assert hf_relpos.unfilled_buffers(model) == {}
+    cut = Tables(TablesConfig())
+    cut.layers, cut.config.num_layers = cut.layers[1:], 2
+    with pytest.warns(UserWarning, match=r"layers\.0\.table"):
+        assert hf_relpos.fill_buffers(cut) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 4 / 3])
+@pytest.mark.parametrize("element", [0, -1])
+@torch.no_grad()
+def test_unfilled_buffers_sees_one_frequency(share, element, tmp_path):
+    model = loaded(tmp_path, "frequency")
+    hf_relpos.fill_buffers(model)
+    model.layers[2].table[element] *= share
+    assert list(hf_relpos.unfilled_buffers(model)) == ["layers.2.table"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@torch.no_grad()
+def test_unfilled_buffers_in_other_precisions(dtype, memory, tmp_path):
+    model = loaded(tmp_path, "mask", dtype=dtype)
+    assert len(hf_relpos.fill_buffers(model)) == 3
+    assert model.layers[0].table.tolist() == [torch.finfo(dtype).min] * 4
+    cast = Tables(TablesConfig(table="mask")).to(dtype)
+    assert hf_relpos.unfilled_buffers(cast) == {}
+
+
+@torch.no_grad()
+def test_fill_buffers_persistent_ones_in_no_file(memory, tmp_path):
+    model = loaded(tmp_path, "persistent", left_out="layers.1.table")
+    assert hf_relpos.fill_buffers(model) == ["layers.1.table"] and model.layers[1].table[0] == 0.5
+    model.layers[0].table.fill_(9.0)  # it is in the file, as statistics of training are
+    assert hf_relpos.unfilled_buffers(copy.deepcopy(model)) == {}
+
+
+@pytest.mark.parametrize("table, reason", [("weight", "computed from a weight"), ("random", "drawn at random")])
+@torch.no_grad()
+def test_fill_buffers_names_what_nobody_can_know(table, reason, memory, tmp_path):
+    model = loaded(tmp_path, table)
+    state = torch.get_rng_state()
+    assert set(hf_relpos.unfilled_buffers(model).values()) == {None} and torch.equal(torch.get_rng_state(), state)
+    with pytest.warns(UserWarning, match=reason):
+        assert hf_relpos.fill_buffers(model) == []
+    with raises(ValueError, "layers.0.table", reason):
+        hf_relpos.fill_buffers(model, force=["layers.0.table"])
+    for layer in model.layers:
+        layer.table.normal_()
+    assert hf_relpos.unfilled_buffers(model) == {} == hf_relpos.unfilled_buffers(Tables(TablesConfig(table=table)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ("gte", "llama") if kind in transformers.CONFIG_MAPPING])
+@torch.no_grad()
+def test_fill_buffers_leaves_transformers_own_tables(kind):
+    """A long call has changed them, and the class knows the length."""
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=60, max_position_embeddings=16, pad_token_id=0, rope_parameters=rope, **sizes
+    )
+    model = AutoModel.from_config(config).eval()
+    first = model.rotary_emb.inv_freq.clone()
+    model(torch.arange(5, 60)[None])
+    changed = model.rotary_emb.inv_freq.clone()
+    assert not torch.equal(first, changed)
+    assert hf_relpos.fill_buffers(model) == [] and torch.equal(model.rotary_emb.inv_freq, changed)
+
+
+def test_unfilled_buffers_of_what_cannot_be_built():
+    with raises(ValueError, "Tables", "no file of tables"):
+        hf_relpos.unfilled_buffers(Tables(TablesConfig(table="argument"), needed=1))
     with raises(TypeError, "PreTrainedModel", "Linear"):
         hf_relpos.fill_buffers(nn.Linear(2, 2))
     with raises(TypeError, "torch.nn.Module", "dict"):
@@ -224,14 +344,15 @@ def test_what_cannot_be_rebuilt_is_refused_in_words(monkeypatch):
 
 def test_a_model_that_is_built_again_takes_no_second_copy_of_the_weights():
     model = BertModel(BertConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=50))
-    fresh = buffers._built_again(model)
+    fresh = buffers._build(BertModel, model.config, torch.float32)
     assert all(parameter.is_meta for parameter in fresh.parameters())
     assert all(torch.equal(buffer, dict(fresh.named_buffers())[name]) for name, buffer in model.named_buffers())
 
 
 @pytest.mark.parametrize("module, is_read", [("Alibaba_hyphen_NLP.new_hyphen_impl", True), ("a.b", False)])
-def test_the_warning_names_the_way_around_code_that_is_not_needed(module, is_read):
+def test_the_warning_names_the_way_around_code_that_is_not_needed(module, is_read, monkeypatch):
     kind = type("RotaryTable", (torch.nn.Module,), {"__module__": f"transformers_modules.{module}.c0ffee.modeling"})
-    with torch.device("meta"), pytest.warns(UserWarning, match=r"run hf_relpos\.fill_buffers\(model\)") as caught:
-        kind().register_buffer("cos_cached", torch.zeros(3), persistent=False)
+    monkeypatch.setattr(registration, "note_allocation", lambda *buffer: True)
+    with pytest.warns(UserWarning, match=r"run hf_relpos\.fill_buffers\(model\)") as caught:
+        registration.watch_buffers(kind(), "cos_cached", torch.zeros(3))
     assert ("inside hf_relpos.patch_transformers()" in str(caught[0].message)) == is_read

@@ -148,16 +148,16 @@ def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, windo
     card, longest = card_of(tmp_path / "out").text, report.fidelity.lengths[-1]
     assert longest.length == 64 and longest.reference != "teacher"
     assert f"{longest.token_cosine:.2f} at 64" in report.verdict
-    limits = card[card.index("## What is not promised") :]
-    assert f"{longest.token_cosine:.2f}" in limits and "past 64 tokens" in limits
+    limits = card[card.index("## Limits") :]
+    assert f"{longest.token_cosine:.2f}" in limits and "beyond 64 tokens" in limits
     for text in (limits, report.notes[0]):  # half of the source's length, if none is given
         assert f"attention_window = {window or 16}" in text and "attention_window=" not in text
     assert "64 tokens" in report.notes[0]
 
 
 ABILITIES = {
-    "keep": ({}, r"reads 32 tokens and not one more\. .*length=128"),
-    "drop": ({"method": "drop"}, "any length.* until it is trained"),
+    "keep": ({}, r"reads at most 32 tokens, .*length=128"),
+    "drop": ({"method": "drop"}, "any length.* until you train it"),
 }
 
 
@@ -170,7 +170,7 @@ def test_what_a_result_can_and_cannot_do(source, tmp_path, arguments, words):
     if arguments.get("method") == "drop":
         assert model(ids).last_hidden_state.shape[1] == 129
         again = convert(tmp_path / "out", tmp_path / "again")
-        assert "computes what the source computes" in again.notes[0] and "longer texts" in again.notes[0]
+        assert "outputs equal the source's" in again.notes[0] and "longer texts" in again.notes[0]
     else:
         with pytest.raises(ValueError, match="max_position_embeddings"):
             model(ids)
@@ -279,7 +279,7 @@ def test_a_card_without_code_says_that_the_package_is_needed(source, tmp_path):
     stock = edit(shutil.copytree(source, tmp_path / "stock"), save_code=False)
     convert(stock, tmp_path / "out")
     text = card_of(tmp_path / "out").text
-    assert "trust_remote_code" not in text and "needs hf_relpos" in text
+    assert "trust_remote_code" not in text and "requires hf_relpos" in text
 
 
 @pytest.mark.parametrize(

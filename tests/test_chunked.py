@@ -29,13 +29,14 @@ from hf_relpos.attention.backends import chunked as backend_chunked, window_bloc
 from hf_relpos.attention.backends.chunked import (
     chunked_attention,
     chunks as skewed,
+    far_offsets,
     products as chunk_products,
     relative_shift as diagonals,
 )
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
-from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors
+from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors, toeplitz_table
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app
@@ -304,6 +305,69 @@ def test_chunks_of_long_inputs(mask, monkeypatch):
     tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
     expected = run("eager", tensors, terms, context, seen)
     assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
+
+
+# Keys that weigh nothing ------------------------------------------------------------------------------------------
+
+
+def decaying(length, sees=None):
+    """ALiBi's bias, of a head that forgets at once, of one that does so later, and of one that never does."""
+    rows = -torch.tensor([2.0, 0.5, 2**-7])[:, None] * torch.arange(1 - length, length).abs()
+    own = toeplitz_table(rows.double(), AttentionContext(length, length))
+    return Terms(bias=(own,), allow=() if sees is None else (Table(sees, lambda r: r.sign() + 1),))
+
+
+FAR_MASKS = ["none", "causal", "padding", "holes", "documents", "left padding, causal"]
+
+
+@pytest.mark.parametrize("mask", FAR_MASKS)
+@pytest.mark.parametrize("spread", [0.1, 4.0], ids=["even content", "content that outweighs the bias"])
+def test_far_keys_left_out(mask, spread, monkeypatch):
+    """Padding, too, has eager's output, though the keys that it sees are far."""
+    length, causal = 513, mask == "causal"
+    tensors, seen = vectors(length, length), None if causal else MASKS[mask](length)
+    tensors[0] *= spread
+    tensors[1][:, :, 7] *= 20 * spread  # a far key that most queries find
+    context = AttentionContext(length, length)
+    expected = run("eager", tensors, decaying(length), context, seen, causal)
+    with Multiplications() as products:
+        got = run("chunked", tensors, decaying(length), context, seen, causal)
+    assert largest(got, expected) <= 1e-12
+    if spread < 1 and mask != "holes":  # some query of each chunk is in a hole
+        monkeypatch.setattr(backend_chunked, "far_offsets", lambda *_: None)
+        with Multiplications() as all_products:
+            run("chunked", tensors, decaying(length), context, seen, causal)
+        assert products.count < 0.8 * all_products.count
+
+
+def test_far_keys_of_one_side():
+    """Each head sees one side, and its own token in any case; where it does not, nothing is left out."""
+    length, context = 513, AttentionContext(513, 513)
+    tensors = [0.1 * each for each in vectors(length, length)]
+    for own in (True, False):
+        sees = torch.tensor([[True, own, False], [False, own, True], [True, own, True]])
+        terms = decaying(length, sees)
+        assert largest(run("chunked", tensors, terms, context), run("eager", tensors, terms, context)) <= 1e-12
+        assert (far_offsets(*tensors[:2], to_toeplitz(terms, context, tensors[0])) is not None) == own
+
+
+def test_far_keys_leave_no_subnormal_weight(monkeypatch):
+    """Some processors take many times as long for these."""
+    smallest = []
+    whole = chunk_products.HeadGroup.probabilities
+
+    def recorded(*args):
+        weights = whole(*args)
+        smallest.append(weights[weights > 0].min())
+        return weights
+
+    monkeypatch.setattr(chunk_products.HeadGroup, "probabilities", recorded)
+    tensors, context = vectors(513, 513), AttentionContext(513, 513)
+    for leaves_out in (True, False):
+        if not leaves_out:
+            monkeypatch.setattr(backend_chunked, "far_offsets", lambda *_: None)
+        run("chunked", tensors, decaying(513), context, dtype=torch.float32)
+        assert (min(smallest) >= torch.finfo(torch.float32).tiny) == leaves_out
 
 
 # Offsets that share rows ------------------------------------------------------------------------------------------

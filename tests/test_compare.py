@@ -86,7 +86,7 @@ def test_compare(folder, tmp_path):
     assert narrow["token_cosine"] != found["lengths"][1]["token_cosine"] and "attention_window = 2" in result.output
     with pytest.raises(ValueError, match="attention_window = 0"):
         compare_models(folder / "teacher", folder / "student", [folder / "text.txt"], window=0)
-    with pytest.raises(ValueError, match=r"--window 2: .* is no model of this package"):
+    with pytest.raises(ValueError, match=r"--window 2: .* is not a model of hf_relpos"):
         compare_models(folder / "teacher", folder / "teacher", [folder / "text.txt"], window=2)
 
 
@@ -95,8 +95,8 @@ def test_compare_by_default(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     result = run("compare", "~/teacher", folder / "teacher", "--text", folder / "text.txt", "--tokens", 64)
     assert result.exit_code == 0, result.output
-    assert "Verdict: safe inside 64; past 64 the result reads nothing." in result.output
-    assert "256 tokens not measured: the student reads 64 tokens" in result.output
+    assert "Verdict: safe up to 64 tokens; the result reads at most 64." in result.output
+    assert "256 tokens not measured: the student reads at most 64 tokens" in result.output
 
 
 def test_short_text_and_another_language(folder, tmp_path):
@@ -104,7 +104,7 @@ def test_short_text_and_another_language(folder, tmp_path):
     result = run("compare", folder / "teacher", folder / "student", "--text", tmp_path / "short.txt")
     assert result.exit_code == 0, result.output
     # two of three tokens, but [CLS] and [SEP]
-    assert "Warning: the tokenizer does not know 62 % of the tokens" in result.output
+    assert "Warning: 62 % of the tokens are unknown to the tokenizer" in result.output
     assert "256 tokens not measured: the text does not fill one window of 256 tokens" in result.output
 
 
@@ -122,12 +122,15 @@ def test_each_stage_is_told_to_its_end(folder):
     [
         (("compare", "teacher", "student", "--text", "none.txt"), "there is no such file"),
         (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "8,x"), "--lengths '8,x' is not a list of"),
-        (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "2"), "--lengths 2: [CLS] and [SEP]"),
+        (
+            ("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "2"),
+            "--lengths 2 is too short: [CLS] and [SEP]",
+        ),
         (("compare", "teacher", "bare", "--text", "text.txt", "--json", "no/out.json"), "its folder does not exist"),
         (("compare", "bare", "student", "--text", "text.txt"), "bare: no tokenizer could be loaded"),
         (
             ("compare", "small", "student", "--tokenizer", "teacher", "--text", "text.txt"),
-            "and small knows 50; give the",
+            "small has vocab_size = 50; give the",
         ),
         (("compare", "nothing", "student", "--text", "text.txt"), "nothing: no such folder"),
         (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max'"),

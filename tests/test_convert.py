@@ -197,11 +197,11 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
     assert report.details == {"texts": ["a cat"], "seed": 7, "rounds": 5, "ridge": 1.0}
     assert json.loads((tmp_path / "out" / "conversion.json").read_text())["details"] == report.details
     for changes, words in (
-        ({"texts": None}, "texts = None"),
+        ({"texts": None}, "requires `texts`"),
         ({"method_options": {"rounds": 0}}, r"\['rounds'\] = 0 is not accepted .*a positive integer"),
-        ({"method_options": {"depth": 0}}, r"\['depth'\] = 0: .*no such option; known: rounds, ridge"),
-        ({"method": "keep", "method_options": None}, "method = 'keep' reads none"),
-        ({"method": "keep", "texts": None}, r"\['rounds'\] = 5: method = 'keep' .*it has none, leave it out"),
+        ({"method_options": {"depth": 0}}, r"\['depth'\] = 0: .*no such option; known options: rounds, ridge"),
+        ({"method": "keep", "method_options": None}, "method = 'keep' does not use them"),
+        ({"method": "keep", "texts": None}, r"\['rounds'\] = 5: method = 'keep' has no such option"),
         ({"method_options": "rounds=5"}, "method_options = 'rounds=5' is not a mapping"),
     ):
         with pytest.raises(ConversionError, match=words):
@@ -333,7 +333,7 @@ def test_missing_pooler_of_an_encoder_starts_afresh_and_reproducibly(tmp_path):
     torch.manual_seed(1)
     convert(source, tmp_path / "two")
     created = {step.target: step.note for step in report.of_kind("created")}
-    assert created["pooler.dense.weight"] == "random, as in stock BERT: the source lacks it"
+    assert created["pooler.dense.weight"] == "random, as in Transformers' BERT: the source lacks it"
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert_equal_tensors(one, two)
     assert 0.01 < one["pooler.dense.weight"].std() < 0.03
@@ -522,7 +522,7 @@ def nothing(source):
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 # how to spoil a BertForMaskedLM folder, arguments of convert, and what the error must say
 REFUSED = {
-    "no-config": (lambda source: (source / "config.json").unlink(), {}, ["no config.json", "give the folder"]),
+    "no-config": (lambda source: (source / "config.json").unlink(), {}, ["no config.json", "give a folder"]),
     "config-not-json": (lambda source: (source / "config.json").write_text("{"), {}, ["config.json", "restore"]),
     "config-a-list": (lambda source: (source / "config.json").write_text("[]"), {}, ["holds a list"]),
     "no-weights": (lambda source: (source / "model.safetensors").unlink(), {}, ["no model.safetensors", "give a"]),
@@ -657,7 +657,9 @@ def test_refusals_write_nothing(tmp_path, masked, spoil, arguments, words):
 @pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
 def test_a_relative_checkpoint_has_nothing_to_keep_or_drop(tmp_path, kind, method):
     source = FIXTURES / "legacy" / kind / "BertForMaskedLM"
-    with pytest.raises(ConversionError, match=f"relative already .*position_embedding_type = '{kind}'.*or exact"):
+    with pytest.raises(
+        ConversionError, match=f"requires absolute positions.*position_embedding_type = '{kind}'.*or exact"
+    ):
         convert(source, tmp_path / "out", method=method)
     assert not any(tmp_path.iterdir())
 
@@ -665,7 +667,9 @@ def test_a_relative_checkpoint_has_nothing_to_keep_or_drop(tmp_path, kind, metho
 @pytest.mark.parametrize("method", TO_RELATIVE)
 def test_a_scheme_without_a_neutral_start_is_refused(tmp_path, masked, monkeypatch, method):
     monkeypatch.setattr(SCHEMES["shaw"], "zero_is_neutral", False)
-    with pytest.raises(ConversionError, match=r"'shaw': this scheme cannot start without .* supports: .*relative_key"):
+    with pytest.raises(
+        ConversionError, match=r"'shaw': the terms of the scheme cannot start at zero.* supports: .*relative_key"
+    ):
         convert(masked, tmp_path / "out", position_embedding_type="shaw", method=method)
     assert not any(tmp_path.iterdir())
 
@@ -725,7 +729,7 @@ def test_overwrite_refuses_what_is_not_a_checkpoint(tmp_path, masked):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")
     (tmp_path / "file").write_text("")
-    for name, words in (("thesis", "in the way: chapter"), ("file", "is a file")):
+    for name, words in (("thesis", r"other files than a checkpoint \(chapter"), ("file", "is a file")):
         with pytest.raises(ConversionError, match=words):
             convert(masked, tmp_path / name, overwrite=True)
     assert contents(tmp_path) == {"thesis/chapter": b"years of work", "file": b""}
@@ -780,7 +784,7 @@ FAILURES = {
     "report-full": ((Path, "write_text"), fail(full()), "free some space"),
     "not-permitted": ((Path, "mkdir"), fail(PermissionError(errno.EACCES, "Permission denied")), "is writable"),
     "rename": ((Path, "rename"), rename_failing_second(PermissionError(errno.EACCES, "no")), "is writable"),
-    "outputs": ((verify, "TOLERANCE"), -1.0, "outputs differ from the source's"),
+    "outputs": ((verify, "TOLERANCE"), -1.0, "outputs of the result differ from the source's"),
     "save-interrupted": (SAVE, fail(KeyboardInterrupt(), half_written), None),
     "rename-interrupted": ((Path, "rename"), rename_failing_second(KeyboardInterrupt()), None),
 }
@@ -830,7 +834,7 @@ def test_a_file_that_comes_back_different_is_removed(tmp_path, masked, monkeypat
         save_file(tensors, path, metadata={"format": "pt"})
 
     monkeypatch.setattr(RelPosBertPreTrainedModel, "save_pretrained", damaged)
-    with pytest.raises(ConversionError, match="came back from the disk different"):
+    with pytest.raises(ConversionError, match="differs from what was written"):
         convert(masked, tmp_path / "out")
     assert not any(tmp_path.iterdir())
 

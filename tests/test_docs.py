@@ -63,7 +63,7 @@ def test_commands_are_there_with_their_options(page):
     spans = re.findall(r"`(hf-relpos [^`]*)`", prose(page))
     lines = [line for line in blocks.replace("\\\n", " ").splitlines() if line.startswith("hf-relpos ")]
     for line in [*lines, *spans]:
-        words = shlex.split(line, comments=True)[1:]
+        words = shlex.split(line.partition(" -- ")[0], comments=True)[1:]  # after it, of another program
         if words and not words[0].startswith("-"):
             known = {option for parameter in group.commands[words[0]].params for option in parameter.opts} | {"--help"}
             assert {word for word in words if word.startswith("--")} <= known, line

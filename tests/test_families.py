@@ -275,8 +275,13 @@ NEZHA, ROBERTA, ERNIE, ELECTRA, ELECTRA_QUERY = (
 KIND = "position_embedding_type"
 # source, what to change in config.json, arguments of convert, what the error must say
 REFUSED = {
-    "keep": (NEZHA, {}, {"method": "keep"}, ["method = 'keep'", "relative already", "model_type = 'nezha'"]),
-    "scheme": (ROBERTA, {}, {KIND: "alibi"}, [f"{KIND} = 'alibi'", "method = 'distil' learns others"]),
+    "keep": (
+        NEZHA,
+        {},
+        {"method": "keep"},
+        ["method = 'keep'", "requires absolute positions", "model_type = 'nezha'"],
+    ),
+    "scheme": (ROBERTA, {}, {KIND: "alibi"}, [f"{KIND} = 'alibi'", "method = 'distil' learns another"]),
     "option of the source": (NEZHA, {"max_relative_position": 0}, {}, ["config.json", "max_relative_position", "0"]),
     "no tables": (NEZHA, {"model_type": "roberta", KIND: "relative_key", "architectures": None}, {}, ["like NEZHA"]),
     "nezha with tables": (

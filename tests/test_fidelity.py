@@ -78,7 +78,7 @@ def test_a_model_is_faithful_to_itself(head):
             assert entry.masked.agreement == 1.0 and entry.masked.tokens >= entry.windows
             assert entry.masked.teacher_accuracy == entry.masked.student_accuracy
     assert found.lengths[0].tokens == 21
-    assert json.loads(json.dumps(found.to_dict()))["verdict"].startswith("safe inside 16")
+    assert json.loads(json.dumps(found.to_dict()))["verdict"].startswith("safe up to 16 tokens")
 
 
 def test_fidelity_by_loop():
@@ -136,7 +136,7 @@ def test_past_the_limit():
     assert past.token_cosine == pytest.approx(np.mean(expected), abs=1e-6)
     refused = fidelity(teacher, bert(), {8: rows(8), 40: long})
     assert [entry.length for entry in refused.lengths] == [8]
-    assert refused.skipped == {40: "the student reads 16 tokens"}
+    assert refused.skipped == {40: "the student reads at most 16 tokens"}
     assert "16 tokens" in refused.to_dict()["skipped"]["40"]
 
 
@@ -213,11 +213,11 @@ def test_fidelity_refuses():
         fidelity(bert(), bert(), {8: rows(9)})
     with pytest.raises(ValueError, match=r"windows_by_length\[8\] has 0 windows"):
         fidelity(bert(), bert(), {8: []})
-    with pytest.raises(ValueError, match="hidden_size = 24 in the teacher and 12 in the student"):
+    with pytest.raises(ValueError, match="hidden_size = 24 in the teacher, but 12 in the student"):
         fidelity(bert(), bert(hidden_size=12), {8: rows(8)})
     broken = bert()
     torch.nn.init.constant_(broken.encoder.layer[1].output.dense.bias, math.nan)
-    with pytest.raises(ValueError, match="BertModel: the hidden states are not finite"):
+    with pytest.raises(ValueError, match="BertModel: the hidden states are NaN or infinite"):
         fidelity(broken, bert(), {8: rows(8)})
 
 
@@ -267,25 +267,25 @@ def entry(length, token, sentence, reference="teacher"):
         (
             [entry(64, 0.97, 0.98), entry(256, 0.93, 0.96), entry(512, 0.9, 0.93)],
             (512, None),
-            "safe inside 256; usable after fine-tuning inside 512; past 512 not measured",
+            "safe up to 256 tokens; usable after fine-tuning up to 512 tokens; not measured beyond 512",
         ),
         (
             [entry(512, 0.97, 0.98), entry(1024, 0.91, 0.9, "windowed teacher")],
             (512, None),
-            "safe inside 512; past 512, token cosine to the source's windows: 0.91 at 1,024",
+            "safe up to 512 tokens; beyond 512, token cosine to the source's windows: 0.91 at 1,024",
         ),
         (
             [entry(512, 0.97, 0.98), replace(entry(2048, 0.92, 0.9, "windowed teacher"), other_windows=0.941)],
             (512, None),
-            "safe inside 512; past 512, token cosine to the source's windows: 0.92 at 2,048 (other windows of the "
-            "source 0.94)",
+            "safe up to 512 tokens; beyond 512, token cosine to the source's windows: 0.92 at 2,048 (source's own "
+            "windows 0.94)",
         ),
         (
             [entry(16, 0.95, 0.96), entry(64, 0.7, 0.6), entry(128, 0.95, 0.96)],
             (128, 128),
-            "safe inside 16; not the source's at 64 (sentence cosine 0.60); past 128 the result reads nothing",
+            "safe up to 16 tokens; not close at 64 tokens (sentence cosine 0.60); the result reads at most 128",
         ),
-        ([entry(512, 0.96, 0.97)], (None, None), "safe inside 512"),
+        ([entry(512, 0.96, 0.97)], (None, None), "safe up to 512 tokens"),
     ],
 )
 def test_verdict(entries, limits, words):
@@ -335,5 +335,5 @@ def test_pooling_of(tmp_path):
         assert pooling_of(tmp_path) == expected
     for config in ({"pooling_mode_max_tokens": True}, {"pooling_mode": ["mean", "cls"]}):
         path.write_text(json.dumps(config))
-        with pytest.raises(ValueError, match="only mean and cls are known here; choose one with --pooling"):
+        with pytest.raises(ValueError, match="only mean and cls are supported; choose one with --pooling"):
             pooling_of(tmp_path)

@@ -19,6 +19,7 @@ from hf_relpos.files import (
 )
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     """As a device does, which root could replace."""
     pipe = tmp_path / "pipe"

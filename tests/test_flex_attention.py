@@ -14,6 +14,7 @@ from hf_relpos import AttentionContext, Table, Terms, attend, explain_backend
 from hf_relpos.attention.backends import flex_attention as backend
 from hf_relpos.attention.backends.flex_attention import FlexAttention
 from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.context import Positions
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 
@@ -101,7 +102,7 @@ MASKS = {
 CONTEXTS = {
     "plain": lambda: AttentionContext(LENGTH, KEYS, START),
     "gaps": lambda: AttentionContext(
-        LENGTH, KEYS, START, positions=torch.rand(BATCH, KEYS).mul(3).long().add(1).cumsum(-1), max_distance=40
+        LENGTH, KEYS, START, positions=Positions(torch.rand(BATCH, KEYS).mul(3).long().add(1).cumsum(-1), 40)
     ),
     "start on the device": lambda: AttentionContext(LENGTH, KEYS, torch.tensor([START])),
 }

@@ -30,6 +30,7 @@ from hf_relpos.conversion.push import plan_upload, push
 from hf_relpos.demo import CHECKPOINT, read_text
 
 
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the processes that it kills")
 WRITES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "os.chmod", "shutil.rmtree")
 DATED = ("README.md", "conversion.json")  # say when, how long and where
 KINDS = ("killed", "interrupted", "full disk", "killed at some moment", "interrupted at some moment")

@@ -12,6 +12,7 @@ from hf_relpos import RelPosBertModel
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends.chunked import Chunked, chunks as skewed
+from hf_relpos.models import modeling_relpos_bert
 
 
 TRAINED = 16  # max_position_embeddings of `tiny_config`
@@ -25,6 +26,7 @@ def backend(name: str, queries: int, keys: int):
     taken = set()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend_chunked, "FEWEST_SCORES", 0)
+        patch.setattr(modeling_relpos_bert, "FEWEST_PADDING", 0)
         patch.setattr(skewed, "QUERIES", queries)
         patch.setattr(skewed, "BLOCK", keys)
         patch.setattr(backends, "BACKENDS", [*([] if first is None else [first]), *backends.BY_NAME.values()])
@@ -73,6 +75,7 @@ def batches(draw, config, dtype=torch.float64):
         real = torch.arange(length)[None] < ends[:, None]
         real = real.flip(1) if mask == "left" else real
         inputs["attention_mask"] = real.long()
+        inputs["input_ids"] *= real  # else it is not taken out
     elif mask == "holes":
         real = torch.rand(batch, length, generator=generator) < 0.7
         real[:, draw(st.integers(0, length - 1))] = True

@@ -11,6 +11,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos.attention.cpu_gemm import FastLinear
+from hf_relpos.live.low_precision import Bfloat16Linear, Int8Linear
 from hf_relpos.schemes import projection_cache as kept_projections
 from hf_relpos.schemes.projection_cache import MOST_RESULTS, MOST_ROWS, project
 
@@ -47,6 +49,10 @@ def step(projection: nn.Linear) -> None:
     torch.optim.SGD([projection.weight], lr=0.1).step()
 
 
+def swap(projection: nn.Linear) -> None:
+    torch.utils.swap_tensors(projection.weight, nn.Parameter(projection.weight.detach() * 2))
+
+
 def exchange(projection: nn.Linear) -> None:
     projection.weight.data = projection.weight.data.flip(0)
 
@@ -57,6 +63,7 @@ WRITES = {
     "numpy": lambda projection: projection.weight.detach().numpy().fill(0.5),
     "the order of rows": exchange,
     "optimizer": step,
+    "swapped tensors": swap,
     "another dtype there and back": lambda projection: projection.bfloat16().float(),
 }
 
@@ -71,8 +78,50 @@ def test_no_way_of_writing_to_the_layer_is_overlooked(way):
         after = project(projection, rows)
         assert torch.equal(after, nn.functional.linear(rows, projection.weight, projection.bias))
         assert not torch.equal(after, before)
-        rows.data[3, 2] = 5  # nor is one to the rows
+
+
+@pytest.mark.parametrize("way", ["data", "in place", "numpy", "inference mode"])
+def test_no_way_of_writing_to_the_rows_is_overlooked(way):
+    """One number of rows too large for a sample to hold it."""
+    torch.manual_seed(0)
+    projection = nn.Linear(300, 8).eval()
+    projection.__class__ = FastLinear
+    with torch.inference_mode() if way == "inference mode" else torch.no_grad():
+        rows = torch.randn(300, 300)
+        before = project(projection, rows)
+        written = {"data": rows.data, "numpy": rows.numpy()}.get(way, rows)
+        written[123, 45] += 10
+        after = project(projection, rows)
+        assert torch.equal(after, projection(rows)) and not torch.equal(after, before)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, FastLinear, Bfloat16Linear, Int8Linear])
+def test_projections_of_live_layers_follow_a_row(kind):
+    projection, rows = kind(300, 300).eval(), torch.randn(20, 300)
+    with torch.no_grad():
+        assert is_kept(projection, rows)
+        projection.weight.data[123].add_(1)
         assert torch.equal(project(projection, rows), projection(rows))
+
+
+def test_tensors_of_a_model_are_swapped_after_a_call():
+    """As `to` and `load_state_dict` do under this setting, and not where a tensor has a weak reference."""
+    ids = torch.arange(20)[None]
+    model, other = deberta(), deberta()
+    other.load_state_dict(
+        {name: 2 * tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}, strict=False
+    )
+    with torch.no_grad():
+        expected = other(ids)[0]
+        model(ids)
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.load_state_dict(other.state_dict())
+            assert torch.equal(model(ids)[0], expected)
+            assert model.double()(ids)[0].dtype == torch.float64
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 class Half(nn.Linear):
@@ -147,16 +196,16 @@ def test_what_inference_mode_keeps_serves_autograd():
 
 def test_few_and_small_results_are_kept_and_go_with_their_layer():
     gc.collect()
-    before = len(kept_projections._kept)
+    before = len(kept_projections._cached)
     projection = linear()
     with torch.no_grad():
         for count in range(1, 2 * MOST_RESULTS):
             project(projection, rows_of(count))
-        assert len(kept_projections._kept[projection.weight][1]) == MOST_RESULTS
+        assert len(kept_projections._cached[projection][1]) == MOST_RESULTS
         assert not is_kept(projection, rows_of(MOST_ROWS + 1))
     del projection
     gc.collect()
-    assert len(kept_projections._kept) == before
+    assert len(kept_projections._cached) == before
 
 
 def deberta() -> RelPosBertModel:

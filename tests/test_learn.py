@@ -28,10 +28,12 @@ from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, training
+from hf_relpos.attention.cpu_gemm import linear_library
 from hf_relpos.cli import app
 from hf_relpos.conversion import QUALITIES, ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.card import command as repeating_command
+from hf_relpos.conversion.held_out import processor_name
 from hf_relpos.conversion.texts import check_windows, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
@@ -89,7 +91,7 @@ def test_convert(small, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     assert {step.kind for step in report.steps if step.target and "distance_embedding" in step.target} == {"created"}
     notes = {step.note for step in report.steps if step.target and "distance_embedding" in step.target}
-    assert notes == {"fitted"}
+    assert notes == {"trained"}
     assert isinstance(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), RelPosBertForMaskedLM)
 
     # nearer than the mean vector alone, on text of its own
@@ -159,13 +161,24 @@ def test_word_embeddings_are_trained_with_predictions_alone(small, tmp_path, hea
 
 @pytest.mark.slow
 def test_products_in_bfloat16_come_as_close(small, tmp_path, monkeypatch):
-    """On the same text and steps; what is measured and written is in float32."""
-    found = {}
-    for bfloat16 in (False, True):
+    """On the same text and steps; teacher, measurement and result are in float32. A setting forbids bfloat16."""
+    found, precisions, optimize = {}, [], hf_relpos.optimize
+    spy = lambda model, precision, **more: precisions.append(precision) or optimize(model, precision, **more)  # noqa: E731
+    monkeypatch.setattr("hf_relpos.conversion.learn.optimize", spy)
+    for bfloat16, allowed in ((True, False), (False, True), (True, True)):
         monkeypatch.setattr("hf_relpos.conversion.learn.multiplies_bfloat16", lambda: bfloat16)  # noqa: B023
+        library = replace(linear_library(), allowed=allowed)
+        monkeypatch.setattr("hf_relpos.conversion.learn.linear_library", lambda: library)  # noqa: B023
         out = tmp_path / str(bfloat16)
         options = {"steps": 20, "batch_tokens": 128}
-        report = convert(small / "bert", out, texts=small / "text.txt", method_options=options)
+        report = convert(small / "bert", out, texts=small / "text.txt", method_options=options, overwrite=True)
+        student = "bfloat16" if bfloat16 and allowed else "float32"
+        assert precisions[-4:] == [student, "float32", "float32", "float32"]
+        computed = json.loads((out / "conversion.json").read_text())["details"]["computed"]
+        assert computed == {"student": student, "teacher": "float32", "on": processor_name(torch.device("cpu"))}
+        assert (
+            f"the student in {student}, the source in float32, on {computed['on']}." in (out / "README.md").read_text()
+        )
         found[bfloat16] = torch.tensor([each.token_cosine for each in report.fidelity.lengths])
         assert all(tensor.dtype == torch.float32 for tensor in load_file(out / "model.safetensors").values())
     assert not torch.equal(found[True], found[False])
@@ -373,10 +386,10 @@ def test_a_period_that_is_given_stays(small, tmp_path):
 # What is given, beside the method and the text of `distil` where it does not say otherwise, and words of the error.
 LONG = {"length": 1000, "distil_tokens": 1500}
 REFUSED = [
-    ({"texts": ["a"], "field": "body"}, r"field = 'body' was given without files .*\(--field\)"),
+    ({"texts": ["a"], "field": "body"}, r"field = 'body' \(--field\) requires files"),
     ({"texts": Path("https://example.org/a.txt")}, "text = 'https://example.org/a.txt'"),
-    ({"texts": None}, "learns from text"),
-    ({"method_options": LONG}, "half of 1500 tokens"),
+    ({"texts": None}, "requires `texts`"),
+    ({"method_options": LONG}, "too long for 1500 training tokens"),
     ({"texts": ["A short sentence about nothing, and no more than that."] * 3}, "give at least 500"),
     ({"texts": Path("noise.txt")}, "not readable as UTF-8 text"),
     ({"texts": Path("nothing.txt")}, "no such file"),
@@ -446,7 +459,7 @@ def test_a_poor_result_is_written_and_told(small, tmp_path, poorly_trained):
     result = command(small, tmp_path, "--text", small / "text.txt")
     assert result.exit_code == 3 and "written to" in result.stdout and AutoModel.from_pretrained(tmp_path / "out")
     told = " ".join(result.stderr.split())
-    assert re.search(r"Warning: .*sentence cosine .* below 0.85.*It was written; try more steps", told)
+    assert re.search(r"Warning: .*was written, but .*sentence cosine .* below 0.85.*Try more steps", told)
     assert command(small, tmp_path, "--text", small / "text.txt", "--overwrite", "--force").exit_code == 0
 
 
@@ -460,7 +473,7 @@ def test_a_text_too_short_to_check_with_is_told(small, tmp_path):
     """Its shorter lengths are checked although there is nothing for the long one."""
     (tmp_path / "short.txt").write_text((small / "text.txt").read_text(encoding="utf-8")[:7000], encoding="utf-8")
     options = {"steps": 4, "batch_tokens": 300, "length": 300}
-    with pytest.warns(PoorConversionWarning, match=r"300 tokens were not checked: no text was left"):
+    with pytest.warns(PoorConversionWarning, match=r"300 tokens were not checked: no held-out text"):
         report = distil(small, tmp_path / "out", texts=tmp_path / "short.txt", method_options=options)
     assert [entry.length for entry in report.fidelity.lengths] == [16, 64] and 300 in report.fidelity.skipped
 
@@ -498,16 +511,27 @@ def test_texts_with_different_fields(small, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "conversion.json").read_text())["arguments"]
     assert found["field"] == ["abstract", "chapter"] and found["texts"] == ["a.jsonl", "b.jsonl"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").rename(folder / f"{name}.jsonl")
+    words = ["--text", folder, "--field", "abstract", "--force", "--overwrite"]
+    refused = command(small, tmp_path, *words)
+    assert refused.exit_code == 2 and "b.jsonl, record 1: no field 'abstract' (it has chapter)" in refused.stderr
+    assert "--skip-unreadable" in refused.stderr
+    result = command(small, tmp_path, *words, "--skip-unreadable")
+    assert result.exit_code == 0 and "b.jsonl" in result.stderr, result.output
+    assert "--skip-unreadable" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_another_language(small, tmp_path):
     text = ["Σὲ γνωρίζω ἀπὸ τὴν κόψι τοῦ σπαθιοῦ τὴν τρομερή, ☃ ☃ ☃ ☃ ☃ ☃ ☃ ☃ 漢字 仮名 交じり 文. " * 30] * 40
-    with pytest.warns(UserWarning, match="in the model's language"):
+    with pytest.warns(UserWarning, match="in the language of the model"):
         distil(small, tmp_path / "out", texts=text, method_options=FEW)
 
 
 def test_distances_that_were_never_seen_are_named():
-    with pytest.warns(UserWarning, match="distances from 40 to 511 were never seen"):
+    with pytest.warns(UserWarning, match="distances from 40 to 511 were not trained"):
         notes = check_windows(Windows([[1] * 40] * 300, 0.0, 12_000), 512)
     assert len(notes) == 1
     with pytest.warns(UserWarning, match="only 1,000 tokens"):
@@ -549,7 +573,7 @@ def test_a_tokenizer_that_is_broken(tmp_path, files):
     for name, content in files.items():
         (tmp_path / "bert" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(
-        ConversionError, match=r"bert: (its tokenizer cannot be loaded \(|the tokenizer has \d+ tokens)"
+        ConversionError, match=r"bert: (the tokenizer cannot be loaded \(|the tokenizer has \d+ tokens)"
     ):
         convert(tmp_path / "bert", tmp_path / "out", method="distil", texts=["some text"])
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]

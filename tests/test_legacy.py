@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from errors import raises
 from launching import run_code
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -23,7 +24,13 @@ from transformers import (
 )
 
 import hf_relpos
-from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertForSequenceClassification, RelPosBertModel
+from hf_relpos import (
+    RelPosBertConfig,
+    RelPosBertForMaskedLM,
+    RelPosBertForSequenceClassification,
+    RelPosBertModel,
+    patch_transformers,
+)
 from hf_relpos.demo import CHECKPOINT
 
 
@@ -221,16 +228,39 @@ def test_tables_lost_by_stock_transformers(kind, tmp_path, warnings_heard):
 
 def test_other_architectures_are_refused(tmp_path):
     T5Config(d_model=24, d_kv=8, num_heads=3, d_ff=32, num_layers=1).save_pretrained(tmp_path / "t5")
+    for reader in (RelPosBertConfig, RelPosBertModel):
+        with pytest.raises(ValueError, match=r"'t5'.*hf-relpos families"):
+            reader.from_pretrained(tmp_path / "t5")
+
+
+SINUSOIDS = "encoder.layer.0.attention.self.relative_positions_encoding.positions_encoding"
+# Fields of config.json, those that are left out, and a buffer in the file.
+NEZHA = {
+    "class": ({"model_type": "nezha", "architectures": ["NezhaModel"]}, (), False),
+    "Huawei's": ({"use_relative_position": True}, ("model_type", "architectures"), True),
+    "Huawei's with a type": ({"use_relative_position": True}, (), False),
+    "BERT's, with buffers": ({}, (), True),
+    "BERT's": ({}, (), False),
+}
+
+
+@pytest.mark.parametrize("form", NEZHA)
+def test_from_pretrained_refuses_nezha_with_the_remedy(form, tmp_path):
+    fields, left_out, buffer = NEZHA[form]
     folder = LEGACY / "relative_key" / "BertModel"
     config = json.loads((folder / "config.json").read_text())
-    del config["position_embedding_type"]
-    (tmp_path / "config.json").write_text(json.dumps({**config, "use_relative_position": True}))
-    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    for reader in (RelPosBertConfig, RelPosBertModel):
-        with pytest.raises(ValueError, match="NEZHA"):
-            reader.from_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"'t5'.*'bert'"):
-            reader.from_pretrained(tmp_path / "t5")
+    kept = {name: value for name, value in config.items() if name not in ("position_embedding_type", *left_out)}
+    (tmp_path / "config.json").write_text(json.dumps({**kept, **fields}))
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: value for name, value in tensors.items() if "position_emb" not in name and "distance" not in name}
+    if buffer:
+        tensors[SINUSOIDS] = torch.zeros(9, 8)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with patch_transformers():
+        for load in (RelPosBertModel.from_pretrained, BertModel.from_pretrained):
+            with raises(ValueError, "NEZHA", "hf-relpos convert") as raised:
+                load(tmp_path)
+            assert "config.json says" not in str(raised.value)
 
 
 @pytest.fixture(scope="module")

@@ -197,14 +197,14 @@ def test_a_prefix_is_named_and_can_be_taken_off(tmp_path, prefix):
     for door in (RelPosBertModel, RelPosBertForMaskedLM):
         with pytest.raises(ValueError, match="Its names have a prefix; pass key_mapping=") as error:
             door.from_pretrained(folder)
-        mapping = eval(str(error.value).partition("pass key_mapping=")[2].partition(" to take it off")[0])
+        mapping = eval(str(error.value).partition("pass key_mapping=")[2].partition(" to remove it")[0])
         loaded = door.from_pretrained(folder, key_mapping=mapping).base_model.state_dict()
         assert all(torch.equal(tensor, weights[name]) for name, tensor in loaded.items())
 
 
 def test_more_layers_than_the_file_has(tmp_path):
     folder = written(tmp_path, tensors(), position_embedding_type="alibi", num_hidden_layers=3)
-    words = "encoder.layer.2.* num_hidden_layers = 3, and the file has 2; correct"
+    words = "encoder.layer.2.* num_hidden_layers = 3, but the file has 2; correct"
     with pytest.raises(ValueError, match=words):
         RelPosBertModel.from_pretrained(folder)
     with patch_transformers(), pytest.raises(ValueError, match=words):
@@ -242,7 +242,7 @@ def test_who_asks_for_the_missing_names_gets_them(tmp_path):
 def test_other_sizes_are_for_heads_vocabularies_and_tables(tmp_path):
     folder = written(tmp_path, tensors(), position_embedding_type="alibi")
     wrong = {"hidden_size": 2 * SIZES["hidden_size"], "ignore_mismatched_sizes": True}
-    with pytest.raises(ValueError, match=r"tensors of the encoder have other sizes .*\(16,\) instead of \(32,\)"):
+    with pytest.raises(ValueError, match=r"tensors of the encoder do not have the size .*\(16,\) instead of \(32,\)"):
         RelPosBertModel.from_pretrained(folder, **wrong)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):  # as in Transformers
         RelPosBertModel.from_pretrained(folder, vocab_size=SIZES["vocab_size"] + 3)
@@ -260,7 +260,10 @@ LOST = {
     "a weight": ("encoder.layer.1.output.dense.bias", r"lack 1 of .*layer\.1\.output\.dense\.bias.*Restore the file"),
     "word embeddings": ("embeddings.word_embeddings.weight", r"lack 1 of .*word_embeddings.*Restore the file"),
     "token types": ("embeddings.token_type_embeddings.weight", r"lack 1 of .*token_type.*Restore the file"),
-    "a table": ("encoder.layer.1.attention.self.distance_embedding", r"'shaw', but the weights lack .*layer\.1\."),
+    "a table": (
+        "encoder.layer.1.attention.self.distance_embedding",
+        r"'shaw' requires tables, but the weights lack .*layer\.1\.",
+    ),
 }
 
 
@@ -279,7 +282,7 @@ def test_tables_that_the_configuration_has_no_place_for(tmp_path):
     del config["position_embedding_type"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((MASKED_LM / "model.safetensors").read_bytes())
-    words = r"hold tables of distances \(bert\.encoder\.layer\.0.*no place for; set it in config\.json"
+    words = r"have distance tables \(bert\.encoder\.layer\.0.*does not use; set it in config\.json"
     with pytest.raises(ValueError, match=words):
         RelPosBertForMaskedLM.from_pretrained(tmp_path)
     with patch_transformers(), pytest.raises(ValueError, match=words):

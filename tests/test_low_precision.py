@@ -1,22 +1,42 @@
 """Linear layers in int8 and the gate of `optimize(precision="int8")`."""
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
 from errors import raises
+from fuzzing import strided
+from hypothesis import given, strategies as st
 from torch import nn
 from torch.func import functional_call
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, pipeline
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    T5Config,
+    T5ForConditionalGeneration,
+    pipeline,
+)
 
 import hf_relpos
+from hf_relpos.attention.weight_cache import ATTRIBUTE, WHOLE, sample_of
 from hf_relpos.demo import CHECKPOINT
-from hf_relpos.live.low_precision import KEPT, Bfloat16Linear, Int8Linear
+from hf_relpos.live.low_precision import Bfloat16Linear, Int8Linear
 
 
 SIZES = dict(
     vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, num_labels=3
 )
+DISENTANGLED = dict(relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=8, share_att_key=True)
 
 
 def layer_and_rows():
@@ -50,6 +70,22 @@ def test_every_token_has_its_own_scale():
     assert not torch.equal(found, exact)
 
 
+@pytest.mark.parametrize("kind", [Bfloat16Linear, Int8Linear])
+@given(data=st.data())
+@torch.no_grad()
+def test_low_precision_of_any_strides(kind, data):
+    """As of contiguous tensors: the products get copies of what they would read past."""
+    size, features = (data.draw(st.sampled_from([1, 3, 8])) for _ in range(2))
+    rows = strided(data.draw, *data.draw(st.sampled_from([(1,), (2, 3), (9,), (), (0,)])), size)
+    layer, plain = kind(size, features), kind(size, features)
+    layer.weight, layer.bias = (nn.Parameter(strided(data.draw, *shape)) for shape in ((features, size), (features,)))
+    plain.weight, plain.bias = (
+        nn.Parameter(each.clone(memory_format=torch.contiguous_format)) for each in layer.parameters()
+    )
+    for _ in range(3):  # the weight is kept from the first call or the second on
+        torch.testing.assert_close(layer(rows), plain(rows.contiguous()), rtol=2e-2, atol=2e-2)
+
+
 def test_changed_weights_are_rounded_again():
     layer, rows = layer_and_rows()
     with torch.no_grad():
@@ -62,39 +98,92 @@ def adapter(weight, rank=4):
     return torch.randn(weight.shape[0], rank) @ torch.randn(rank, weight.shape[1]) / 10
 
 
+def swapped(layer):
+    layer.weight.data[[3, 200]] = layer.weight.data[[200, 3]]
+
+
 CHANGES = {
-    "a merged adapter": lambda weight: weight.data.add_(adapter(weight)),
-    "of a third of the rows": lambda weight: weight.data[-160 // 3 :].add_(adapter(weight[-160 // 3 :])),
-    "of a few columns": lambda weight: weight.data[:, :24].add_(adapter(weight[:, :24])),
-    "another tensor in its place": lambda weight: setattr(weight, "data", weight.data + adapter(weight)),
-    "an average": lambda weight: weight.data.lerp_(torch.randn_like(weight), 1e-3),
-    "copied": lambda weight: weight.data.copy_(torch.randn_like(weight)),
-    "a small step": lambda weight: weight.data.sub_(torch.randn_like(weight).sign() * 1e-6),
-    "through numpy": lambda weight: weight.detach().numpy().__imul__(1.5),
+    "a merged adapter": lambda layer: layer.weight.data.add_(adapter(layer.weight)),
+    "a merged adapter of some columns": lambda layer: layer.weight.data[:, 7:9].add_(adapter(layer.weight[:, 7:9])),
+    "another tensor in its place": lambda layer: setattr(layer.weight, "data", layer.weight.data + 1),
+    "an average": lambda layer: layer.weight.data.lerp_(torch.randn_like(layer.weight), 1e-3),
+    "a small step": lambda layer: layer.weight.data.sub_(torch.randn_like(layer.weight).sign() * 1e-6),
+    "a row": lambda layer: layer.weight.data[211].add_(1),
+    "a row through numpy": lambda layer: layer.weight.detach().numpy()[5].__iadd__(1),
+    "a column": lambda layer: layer.weight.data[:, 299].mul_(-1),
+    "two rows swapped": swapped,
+    "other strides": lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
+    "an assigned state": lambda layer: layer.load_state_dict({"weight": layer.weight + 1}, strict=False, assign=True),
+    "swapped tensors": lambda layer: torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight + 1)),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("made", ["plainly", "transposed", "in inference mode"])
 @pytest.mark.parametrize("kind", [Bfloat16Linear, Int8Linear])
+def test_cached_weights_follow_a_change(kind, made, change):
+    torch.manual_seed(0)
+    with torch.inference_mode() if made == "in inference mode" else torch.no_grad():
+        layer, rows = kind(300, 300), torch.randn(6, 300)
+        if made == "transposed":
+            layer.weight = nn.Parameter(layer.weight.t().contiguous().t())
+        before = layer(rows)
+        CHANGES[change](layer)
+        fresh = kind(300, 300)
+        fresh.weight, fresh.bias = (
+            nn.Parameter(layer.weight.clone()),
+            layer.bias,
+        )  # in the same layout: sums have an order
+        assert torch.equal(layer(rows), fresh(rows)) and not torch.equal(layer(rows), before)
+
+
 @torch.no_grad()
-def test_writes_that_pytorch_does_not_count_are_seen(kind, change, transposed):
-    layer, rows = layer_and_rows()
-    layer.__class__ = kind
-    if transposed:
-        layer.weight = nn.Parameter(layer.weight.t().contiguous().t())
-    layer(rows)
-    CHANGES[change](layer.weight)
-    fresh = kind(96, 160)
-    fresh.weight, fresh.bias = nn.Parameter(layer.weight.clone()), layer.bias  # in the same layout: sums have an order
-    assert torch.equal(layer(rows), fresh(rows))
+def test_cached_weights_of_small_layers_follow_a_single_element():
+    assert 256 * 256 == WHOLE
+    layer, rows = Int8Linear(256, 256), torch.randn(6, 256)
+    before = layer(rows)
+    layer.weight.data[37, 91] += 10
+    assert not torch.equal(layer(rows), before)
+
+
+@given(rows=st.integers(1, 900), columns=st.integers(1, 900), transposed=st.booleans())
+def test_sample_of_has_each_row_and_each_column(rows, columns, transposed):
+    shape = (columns, rows) if transposed else (rows, columns)
+    taken = sample_of(
+        torch.arange(rows * columns).view(shape).t() if transposed else torch.arange(rows * columns).view(shape)
+    )
+    assert len(taken) <= max(WHOLE, 4 * max(rows, columns))
+    assert (
+        len(taken.div(shape[1], rounding_mode="floor").unique()) == shape[0]
+        and len((taken % shape[1]).unique()) == shape[1]
+    )
+
+
+@torch.no_grad()
+def test_refresh_drops_cached_weights():
+    config = BertConfig(**{**SIZES, "hidden_size": 264, "intermediate_size": 264})
+    model, ids = BertModel(config).eval(), torch.arange(20)[None]
+    handle = hf_relpos.optimize(model, precision="bfloat16")
+    before = model(ids)[0]
+    weight = model.encoder.layer[0].output.dense.weight
+    sampled = set(sample_of(torch.arange(weight.numel()).view(weight.shape)).tolist())
+    unseen = next(at for at in range(weight.numel()) if at not in sampled)
+    weight.data.view(-1)[unseen] = 100.0
+    assert torch.equal(model(ids)[0], before)
+    handle.refresh()
+    after = model(ids)[0]
+    assert not torch.equal(after, before)
+    weight.view(-1)[unseen] = -100.0  # PyTorch counts this write
+    assert not torch.equal(model(ids)[0], after)
 
 
 @torch.no_grad()
 def test_rounded_weights_are_kept_in_inference_alone():
     layer, rows = layer_and_rows()
     layer.__class__ = Bfloat16Linear
-    assert layer(rows).dtype == torch.float32 and KEPT in vars(layer) and KEPT not in vars(copy.deepcopy(layer))
+    assert (
+        layer(rows).dtype == torch.float32 and ATTRIBUTE in vars(layer) and ATTRIBUTE not in vars(copy.deepcopy(layer))
+    )
     _, tangent = torch.func.jvp(
         lambda weight: functional_call(layer, {"weight": weight}, rows), *[(layer.weight,)] * 2
     )
@@ -152,7 +241,7 @@ def test_a_layer_that_does_harm_stays_in_float32(monkeypatch):
     assert "random tokens" in str(handle) and not model.training
 
 
-def test_refused(monkeypatch):
+def test_refused():
     model = classifier()
     with raises(ValueError, "precision", "'int4'", "int8"):
         hf_relpos.optimize(model, precision="int4")
@@ -160,10 +249,110 @@ def test_refused(monkeypatch):
         hf_relpos.optimize(model, precision="int8", sample=["a text"])
     with raises(ValueError, "int8", "PreTrainedModel"):
         hf_relpos.optimize(nn.Linear(3, 3), precision="int8")
-    monkeypatch.setattr("hf_relpos.live.low_precision._means", None)  # a measurement that fails is undone
-    with raises(TypeError, "NoneType"):
-        hf_relpos.optimize(model, precision="int8")
-    assert {type(module) for module in model.modules()} == {type(module) for module in classifier().modules()}
+
+
+@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_optimize_interrupted_leaves_the_model(precision, call, monkeypatch):
+    model, calls = DebertaV2Model(DebertaV2Config(**SIZES, **DISENTANGLED)).train(), count()
+    model.encoder.layer[1].eval()
+    embedding = nn.functional.embedding
+
+    def interrupt(*args, **kwargs):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return embedding(*args, **kwargs)
+
+    def state():
+        return [
+            (type(module), module.training, [*vars(module)], [*module._forward_pre_hooks])
+            for module in model.modules()
+        ]
+
+    monkeypatch.setattr(nn.functional, "embedding", interrupt)
+    before = state()
+    with pytest.raises(KeyboardInterrupt):
+        hf_relpos.optimize(model, precision, sample={"input_ids": torch.arange(5, 25)[None]})
+    assert state() == before
+
+
+def test_optimize_interrupted_while_it_changes_modules(monkeypatch):
+    model = DebertaV2Model(DebertaV2Config(**SIZES, **DISENTANGLED))
+    before = [(type(module), {*vars(module)}, [*module._forward_pre_hooks]) for module in model.modules()]
+    for name in ("_linear_layers", "take_padding_out", "rates_of"):
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(sys.modules["hf_relpos.live.optimize"], name, lambda *given: 1 / 0)
+            hf_relpos.optimize(model)
+        assert [(type(module), {*vars(module)}, [*module._forward_pre_hooks]) for module in model.modules()] == before
+
+
+def test_optimize_leaves_calls_and_training_of_other_threads_alone():
+    """A model that another thread trains is measured meanwhile: no hook fires there, and no flag changes."""
+    model, inputs, stop, seen = classifier().train(), {"input_ids": torch.arange(5, 25)[None]}, Event(), set()
+
+    def train():
+        while not stop.is_set() or not seen:
+            model(**inputs).logits.sum().backward()
+            seen.update((module.training, len(module._forward_hooks)) for module in model.modules())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            running = pool.submit(train)
+            for _ in range(5):
+                hf_relpos.optimize(model, precision="int8", unpad=False, sample=inputs).undo()
+        finally:
+            stop.set()
+            sys.setswitchinterval(interval)
+        running.result()
+    assert seen == {(True, 0)}
+
+
+@torch.no_grad()
+def test_sample_of_an_encoder_decoder():
+    sizes = dict(d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=2, decoder_start_token_id=0)
+    model, ids = T5ForConditionalGeneration(T5Config(vocab_size=60, **sizes)).eval(), torch.arange(5, 25)[None]
+    for extra in ({}, {"labels": ids[:, :7]}, {"decoder_input_ids": ids[:, :7]}):
+        with hf_relpos.optimize(model, precision="int8", sample={"input_ids": ids, **extra}) as handle:
+            assert handle.agreement.rows == 1 and 0.99 < handle.agreement.cosine < 1 - 1e-9
+
+
+def test_agreement_has_a_line_for_states_at_padding():
+    model = BertModel(BertConfig(**SIZES)).eval()
+    mask = (torch.arange(20) < torch.tensor([[20], [3]])).long()
+    ids = torch.arange(5, 45).view(2, 20) * mask
+    with hf_relpos.optimize(model, sample={"input_ids": ids, "attention_mask": mask}) as handle:
+        assert handle.agreement.largest < 1e-5 and 0.1 < handle.agreement.padding <= 1.5
+        assert "padding" in str(handle).splitlines()[-1]
+    with hf_relpos.optimize(model, unpad=False, sample={"input_ids": ids, "attention_mask": mask}) as handle:
+        assert handle.agreement.padding < 1e-5
+    with hf_relpos.optimize(model, sample={"input_ids": ids}) as handle:
+        assert handle.agreement.padding is None and "padding" not in str(handle.agreement)
+
+
+class Around(nn.Module):
+    """A model with a tokenizer at some attribute."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.inner = BertModel.from_pretrained(CHECKPOINT)
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize("place", ["processor", "processor's tokenizer", "data processor", "tokenize"])
+def test_sample_of_texts_finds_the_tokenizer(place):
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    attributes = {
+        "processor": {"processor": tokenizer},
+        "processor's tokenizer": {"processor": SimpleNamespace(tokenizer=tokenizer)},
+        "data processor": {"data_processor": SimpleNamespace(transformer_tokenizer=tokenizer)},
+        "tokenize": {
+            "tokenize": lambda texts: {**tokenizer(texts, return_tensors="pt", padding=True), "modality": "text"}
+        },
+    }
+    with hf_relpos.optimize(Around(**attributes[place]), sample=["the ship lay", "at anchor"]) as handle:
+        assert "on 2 rows of the given texts" in str(handle)
 
 
 def test_one_text_is_one_row():

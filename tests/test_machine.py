@@ -76,7 +76,7 @@ def test_what_the_host_lacks_and_exceptions_are_lines(monkeypatch):
     monkeypatch.setattr(machine, "optimize", lambda model, **settings: 1 / 0)
     only(monkeypatch)
     done = CliRunner().invoke(app, ["doctor", "--check"])
-    assert done.exit_code == 1 and "3 of " in done.output
+    assert done.exit_code == 1 and "3 FAILED" in done.output
     assert "has no transformers:gone; without it, nothing works" in done.output
     assert "ZeroDivisionError: division by zero" in done.output
 

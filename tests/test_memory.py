@@ -399,14 +399,14 @@ def test_memory_refused():
     ids = token_ids(BATCH, 5)
     memory = model(ids).memory
     cases = {
-        "2 rows, and the segment has 3": (model, token_ids(3, 5), memory),
-        "has 3; it comes from another model": (
+        "2 rows, but the segment has 3": (model, token_ids(3, 5), memory),
+        "has 3; pass the memory of this model": (
             tiny_model(RelPosBertModel, "shaw", memory_length=8, num_hidden_layers=3),
             ids,
             memory,
         ),
         "hidden_size = 48": (tiny_model(RelPosBertModel, "shaw", memory_length=8, hidden_size=48), ids, memory),
-        "holds 5 tokens, and config.memory_length = 4": (
+        "has 5 tokens, but config.memory_length = 4": (
             tiny_model(RelPosBertModel, "shaw", memory_length=4),
             ids,
             memory,

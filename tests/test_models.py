@@ -571,7 +571,7 @@ def test_unknown_scheme():
 
 def test_a_misspelt_field_is_warned_of(caplog):
     tiny_config("shaw", num_hiden_layers=2, architecture_of_mine="x")
-    assert "num_hiden_layers is no field" in caplog.text and "is num_hidden_layers meant?" in caplog.text
+    assert "num_hiden_layers is not a field" in caplog.text and "did you mean num_hidden_layers?" in caplog.text
     assert "architecture_of_mine" not in caplog.text
 
 

@@ -1,5 +1,6 @@
 """Folders of sentence-transformers: the encoder is converted, the modules around it stay as they are."""
 
+import functools
 import json
 
 import pytest
@@ -8,8 +9,10 @@ from folders import edit
 from safetensors.torch import save_file
 from test_convert import contents, saved
 from transformers import AutoModel
+from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertModel
+from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert
 
 
@@ -88,6 +91,21 @@ def test_lengths_are_what_the_result_reads(tmp_path, encoder, listed, arguments,
     convert(source, tmp_path / "out", overwrite=True)
 
 
+def test_convert_without_a_tokenizer_promises_no_sentence_transformer(tmp_path):
+    """Which would make an empty tokenizer, and read every word as [UNK]."""
+    source, out = sentence_folder(tmp_path / "stock"), tmp_path / "out"
+    shown = CliRunner().invoke(app, ["convert", str(source), str(out)])
+    assert (
+        f"SentenceTransformer('{out}')" in shown.output and "SentenceTransformer(" in (out / "README.md").read_text()
+    )
+    (source / "vocab.txt").unlink()
+    (source / "tokenizer_config.json").write_text("{}")
+    shown = CliRunner().invoke(app, ["convert", str(source), str(out), "--overwrite"])
+    assert shown.exit_code == 0 and f"AutoModel.from_pretrained('{out}')" in shown.output, shown.output
+    assert "SentenceTransformer('" not in shown.output and "has no tokenizer" in shown.output
+    assert "SentenceTransformer" not in (out / "README.md").read_text()
+
+
 def edit_modules(source, number, **fields):
     content = json.loads((source / "modules.json").read_text())
     content[number].update(fields)
@@ -97,12 +115,20 @@ def edit_modules(source, number, **fields):
 REFUSED = {
     "pickled": (
         lambda source: (source / "2_Dense" / "model.safetensors").unlink(),
-        "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer and save it again",
+        "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer, save it again",
     ),
-    "own code": (lambda source: edit_modules(source, 1, type="own.Pooling"), "type = 'own.Pooling' is code of"),
+    "own code": (lambda source: edit_modules(source, 1, type="own.Pooling"), "type = 'own.Pooling' is remote code"),
     "outside": (lambda source: edit_modules(source, 2, path="../2_Dense"), "path = '../2_Dense' leads out"),
     "absolute": (lambda source: edit_modules(source, 2, path="/etc"), "path = '/etc' leads out"),
-    "no encoder": (lambda source: edit_modules(source, 0, type=f"{KIND}BoW"), "lists 0 modules of type Transformer"),
+    "drive": (lambda source: edit_modules(source, 2, path="C:/a"), r"modules.json: path = 'C:/a' leads out"),
+    **{
+        f"path {path!r}": (
+            functools.partial(edit_modules, number=2, path=path),
+            "modules.json: path = .* names no folder",
+        )
+        for path in (None, 7, True, ["1_Pooling"], {}, "a\0b", "a\\b", "a" * 300, "\ud800")
+    },
+    "no encoder": (lambda source: edit_modules(source, 0, type=f"{KIND}BoW"), "0 modules have the type Transformer"),
     "not a list": (lambda source: (source / "modules.json").write_text("{}"), "holds a dict, not a JSON list"),
     "other things": (lambda source: (source / "modules.json").write_text("[1]"), "a list of other things"),
 }

@@ -26,6 +26,7 @@ from hf_relpos import (
     RelPosBertModel,
     Terms,
 )
+from hf_relpos.attention.context import LayerInputs, TokenInputs
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
 
@@ -119,17 +120,19 @@ def test_device_maps_give_the_same_outputs(tmp_path, scheme):
         assert_same(logits(loaded, inputs), expected)
 
 
+PADDED = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
 # What `forward` may be given, beside the tokens, that the layers must find on their own device.
 ARGUMENTS = {
     "tokens": ({}, {}),
-    "padding": ({"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])}, {}),
-    "unpadded": ({"attention_mask": torch.tensor([[1] * 9, [1] * 5 + [0] * 4])}, {"unpad_inputs": True}),
+    "padding": ({"attention_mask": PADDED}, {}),
+    "unpadded": ({"attention_mask": PADDED, "input_ids": 7 * PADDED}, {"unpad_inputs": True}),
     "positions": ({"position_ids": torch.tensor([[0, 1, 2, 5, 6, 7, 9, 10, 13]] * 2)}, {}),
     "documents": ({"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)}, {}),
     "token types": ({"token_type_ids": torch.tensor([[0] * 4 + [1] * 5] * 2)}, {}),
 }
 
 
+@pytest.mark.usefixtures("any_padding")
 @pytest.mark.parametrize("scheme", with_full(FEATURE_SCHEMES, SCHEMES))
 def test_a_layer_on_another_device_finds_everything_there(scheme):
     """Here the meta device, which no tensor of the CPU can be computed with."""
@@ -164,14 +167,12 @@ def test_terms_hold_no_memory_of_a_parameter(scheme, options):
     context = AttentionContext(
         6,
         6,
-        grid=inputs.get("position_ids"),
-        relation_ids=inputs.get("relation_ids"),
-        token_numbers=torch.rand(1, 3, 6),
-        query_projection=layer,
-        key_projection=layer,
+        tokens=TokenInputs(grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids")),
+        layer=LayerInputs(None, torch.rand(1, 3, 6), layer, layer),
     )
     modules = [module] if shared is None else [module, stir(shared)]
-    terms = module(context if shared is None else replace(context, shared=shared(context)))
+    found = None if shared is None else shared(context)
+    terms = module(replace(context, layer=context.layer._replace(shared=found)))
     owned = {parameter.untyped_storage().data_ptr() for each in modules for parameter in each.parameters()}
     assert not owned & {tensor.untyped_storage().data_ptr() for tensor in tensors_of(terms)}
 

@@ -123,7 +123,7 @@ def test_whatever_else_lies_in_the_folder_is_kept_and_named(source, tmp_path, na
         (out / name).write_text("years of work")
     shown = {"data/texts.txt": "data/", ".git/HEAD": ".git/", "3_Other/config.json": "3_Other/"}
     assert other_files(out) == [shown.get(name, name)]
-    refuse(f"nothing else; in the way: {shown.get(name, name)}. Move it, or", source, out, tmp_path)
+    refuse(rf"other files than a checkpoint \({shown.get(name, name)}\)\. Move it, or", source, out, tmp_path)
 
 
 @pytest.mark.parametrize("files", [("README.md",), ("config.json", "README.md"), ("vocab.txt",), (".gitattributes",)])
@@ -132,7 +132,7 @@ def test_files_with_names_of_a_checkpoint_are_none_without_weights(source, tmp_p
     (tmp_path / "out").mkdir()
     for name in files:
         (tmp_path / "out" / name).write_text('{"port": 80}')
-    refuse(r"only if it holds a checkpoint, and its files .* are none", source, tmp_path / "out", tmp_path)
+    refuse(r"its files .* are not a checkpoint", source, tmp_path / "out", tmp_path)
 
 
 def test_a_file_that_comes_during_the_conversion_is_kept(source, tmp_path, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_file_that_comes_during_the_conversion_is_kept(source, tmp_path, monke
 
     build = pipeline.build_model
     monkeypatch.setattr(pipeline, "build_model", write_while_it_runs)
-    with pytest.raises(ConversionError, match=r"in the way: notes\.md"):
+    with pytest.raises(ConversionError, match=r"other files than a checkpoint \(notes\.md\)"):
         convert(source, out, method="drop", overwrite=True)
     assert (out / "notes.md").read_text() == "mine"
     assert json.loads((out / "conversion.json").read_text())["method"] == "keep"

@@ -2,14 +2,18 @@
 
 import pytest
 import torch
-from oracles import extra_inputs, padding, tiny_model
+from oracles import ON_TOKENS, extra_inputs, padding, tiny_model
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos.attention import call
+from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.live.encoder import Setup, is_padding
+from hf_relpos.models import modeling_relpos_bert
 from hf_relpos.models.capabilities import supported_implementations
 
 
-pytestmark = pytest.mark.usefixtures("none_too_short")
+pytestmark = pytest.mark.usefixtures("none_too_short", "any_padding")
 LENGTH, REAL = 9, [4, 9, 1]  # not in the order of lengths
 
 
@@ -37,6 +41,48 @@ def tokens_of_the_layers(model):
 )
 def test_what_is_left_as_it_is(mask):
     assert UnpaddedBatch.of(mask != 0) is None
+
+
+def test_what_may_not_be_padding_stays(monkeypatch):
+    """A hidden token that is not the padding token, such as ColBERT's, may be read; embeddings do not tell."""
+    model = tiny_model(RelPosBertModel, "shaw")
+    real, inputs = batch("shaw")
+    asked, whole = {"unpad_inputs": True}, {(1, sum(REAL))}
+
+    def as_optimize_sets(encoder, rows):
+        ids = rows.tokens if rows.tokens.dim() == 2 else None
+        return is_padding(Setup("own", pads=(0,)), ids, rows.key_mask != 0)
+
+    def tokens(settings, **changes):
+        model.config.unpad_inputs = settings.get("unpad_inputs", False)
+        model.unpads = None if settings else as_optimize_sets
+        seen = tokens_of_the_layers(model)
+        with torch.no_grad():
+            model(**inputs | changes)
+        return set(seen)
+
+    other = inputs["input_ids"].clone()
+    other[0, 8] = 7
+    embeddings = {"input_ids": None, "inputs_embeds": model.embeddings.word_embeddings(inputs["input_ids"])}
+    for settings in (asked, {}):
+        assert tokens(settings) == whole
+        assert tokens(settings, input_ids=other) == {real.shape}
+    assert tokens(asked, **embeddings) == whole and tokens({}, **embeddings) == {real.shape}
+    monkeypatch.setattr(modeling_relpos_bert, "FEWEST_PADDING", int((~real).sum()) + 1)
+    assert tokens(asked) == {real.shape}
+    model.config.pad_token_id = None
+    monkeypatch.setattr(modeling_relpos_bert, "FEWEST_PADDING", 0)
+    assert tokens(asked) == {real.shape}
+
+
+def test_a_single_row_is_trimmed():
+    model = tiny_model(RelPosBertModel, "t5", unpad_inputs=True)
+    real = padding([5], 30)
+    ids, seen = torch.randint(1, 50, real.shape) * real, tokens_of_the_layers(model)
+    with torch.no_grad():
+        found = model(ids, attention_mask=real.long()).last_hidden_state
+        alone = model(ids[:, :5]).last_hidden_state
+    assert seen[:2] == [(1, 5)] * 2 and torch.allclose(found[:, :5], alone, rtol=0, atol=1e-6)
 
 
 @pytest.mark.covering(2)
@@ -98,3 +144,31 @@ def test_rows_keep_their_own_inputs(name):
         found = model(**inputs).last_hidden_state
     assert not found[~real].any()
     assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ON_TOKENS)
+def test_rows_whose_positions_have_gaps(name):
+    """The longest row has fewer positions than a shorter one, whose terms it cannot have."""
+    model = tiny_model(RelPosBertModel, name, max_position_embeddings=300).double()
+    real, positions = padding([20, 40, 33, 9], 40), torch.arange(40).repeat(4, 1)
+    positions[0, 10:] += 200
+    inputs = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
+    with torch.no_grad():
+        plain = model(**inputs, position_ids=positions).last_hidden_state
+        model.config.unpad_inputs = True
+        found = model(**inputs, position_ids=positions).last_hidden_state
+    assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name, forms", [("t5", 1), ("relative_key", 3)])
+def test_groups_and_layers_share_what_they_can(name, forms, monkeypatch):
+    """Of three groups and three layers: one form for all, or one for each layer; a backend for each group."""
+    model = tiny_model(RelPosBertModel, name, unpad_inputs=True, num_hidden_layers=3)
+    real = padding([40, 39, 30, 20], 40)
+    made, asked = [], []
+    to_toeplitz, unsupported = call.to_toeplitz, Chunked.unsupported
+    monkeypatch.setattr(call, "to_toeplitz", lambda *args: made.append(args) or to_toeplitz(*args))
+    monkeypatch.setattr(Chunked, "unsupported", lambda *args: asked.append(args) or unsupported(*args))
+    with torch.no_grad():
+        model(input_ids=torch.randint(1, 50, real.shape) * real, attention_mask=real.long())
+    assert (len(made), len(asked)) == (forms, 3)

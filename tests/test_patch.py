@@ -312,6 +312,8 @@ def test_a_relative_subclass_of_the_body_is_warned_of(caplog):
             UserModel(BertConfig(**SIZES))
             assert "UserModel" not in caplog.text
             UserModel(BertConfig(**SIZES, position_embedding_type="kerple"))
-            assert "UserModel, a subclass of BertModel, ignores position_embedding_type = 'kerple'" in caplog.text
+            assert (
+                "UserModel is a subclass of BertModel, so it ignores position_embedding_type = 'kerple'" in caplog.text
+            )
     finally:
         logging.get_logger("transformers").removeHandler(caplog.handler)

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from errors import raises
+from fuzzing import examples, strided
+from hypothesis import HealthCheck, given, settings, strategies as st
 from launching import run_code
 from torch import nn
 from torch.autograd import forward_ad
@@ -94,6 +96,45 @@ def test_other_calls_are_pytorchs_own(case, used, monkeypatch):
         assert torch.allclose(out, nn.functional.linear(rows, tangent))
 
 
+@st.composite
+def products(draw):
+    """Rows, weight and bias of a linear layer, some of shapes that do not fit each other."""
+    size, features = (draw(st.sampled_from([1, 3, 8, 0])) for _ in range(2))
+    rows = strided(draw, *draw(st.sampled_from([(4,), (1,), (2, 3), (9,), (), (0,)])), size)
+    weight = strided(draw, *draw(st.sampled_from([(features, size)] * 6 + [(size,), (features, size + 1)])))
+    shapes = [None, (), (1,), (1, features), (features + 1,), *[(features,)] * 8]
+    shape = draw(st.sampled_from(shapes))
+    return rows, weight, None if shape is None else strided(draw, *shape)
+
+
+def outcome(run, *tensors):
+    """The output and the gradients of a function, or the type of its error."""
+    leaves = [None if each is None else each.detach().requires_grad_() for each in tensors]
+    with torch.no_grad():
+        try:
+            found = [run(*tensors)]
+        except (RuntimeError, IndexError) as error:
+            return type(error)
+    out = run(*leaves)
+    wanted = [each for each in leaves if each is not None]
+    return [*found, out, *torch.autograd.grad(out.sin().sum(), wanted, materialize_grads=True)]
+
+
+@settings(parent=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(given=products())
+def test_linear_of_any_strides_and_shapes(given):
+    expected, found = outcome(nn.functional.linear, *given), outcome(linear, *given)
+    if isinstance(expected, type):
+        assert found is expected
+    else:
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        with torch.no_grad():
+            gelu = cpu_gemm.linear_activation(*given, "gelu")
+            assert gelu is None or torch.allclose(gelu, nn.functional.gelu(expected[0]), rtol=1e-5, atol=1e-5)
+
+
 def test_batches_of_products_switch_and_restore():
     setting = torch.backends.mkldnn.matmul
     before = setting.fp32_precision
@@ -110,6 +151,27 @@ def test_batches_of_products_switch_and_restore():
     assert largest <= (0.2 if rounds else 1e-4)
     with fast_bmm(left.double()):
         assert setting.fp32_precision == before
+
+
+def test_batches_of_products_leave_a_setting_that_the_user_makes_meanwhile():
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    try:
+        with fast_bmm(torch.empty(1)):
+            setting.fp32_precision = "ieee"
+        assert setting.fp32_precision == "ieee"
+    finally:
+        setting.fp32_precision = before
+
+
+def test_fast_linears_gives_back_the_classes(used):
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Bilinear(2, 2, 2))
+    classes = [type(module) for module in model]
+    with pytest.raises(KeyError), cpu_gemm.fast_linears(model):
+        model[0](torch.randn(4, 8))
+        assert used and isinstance(model[0], nn.Linear)
+        raise KeyError
+    assert [type(module) for module in model] == classes
 
 
 def test_threads_restore_the_setting_together():

@@ -55,7 +55,7 @@ def test_what_would_be_uploaded_is_shown(folder, monkeypatch):
         found["files"]
     )
     shown = run(folder, "user/name")
-    assert shown.exit_code == 0 and "nothing was uploaded; --yes does it" in shown.stdout
+    assert shown.exit_code == 0 and "nothing was uploaded; add --yes" in shown.stdout
     assert "notes.txt" in shown.stdout
 
 
@@ -80,7 +80,7 @@ def test_an_upload_that_fails_is_one_line(folder, environment):
 @pytest.mark.parametrize(
     "name, content, words",
     [
-        ("config.json", '{"data": "/home/jo/data"}', "config.json holds /home/jo/, of this machine"),
+        ("config.json", '{"data": "/home/jo/data"}', "config.json holds /home/jo/ of this machine"),
         ("tokenizer_config.json", '{"x": "C:\\\\Users\\\\jo"}', "tokenizer_config.json holds C:"),
         ("README.md", CARD + "hf_" + "a1" * 17, "README.md holds an access token"),
         ("README.md", CARD + "hf_oauth_" + "a1" * 17, "README.md holds an access token"),
@@ -113,7 +113,7 @@ def test_a_sentence_encoder_without_weights_is_no_checkpoint(folder):
     assert plan(folder)[0] == 0
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     result = run(folder, "user/name")
-    assert result.exit_code == 2 and "holds no checkpoint" in result.stderr
+    assert result.exit_code == 2 and "is not a checkpoint" in result.stderr
 
 
 def test_a_path_in_the_header_of_the_weights_is_seen(folder):
@@ -156,7 +156,7 @@ def test_a_push(hub, folder):
         again = push("user/model", "--yes")
         assert again.exit_code == 0, again.output
         for words, reason in (
-            (("user/public", "--yes", "--private"), "is public, and private was asked for"),
+            (("user/public", "--yes", "--private"), "is public, but private = True"),
             (("someone/else", "--yes"), "could not be uploaded"),
         ):
             refused = push(*words)

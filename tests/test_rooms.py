@@ -17,6 +17,7 @@ ROOMS = [
     {"registration"},
     {"families"},
     {"live"},
+    {"autoload"},
     {"evaluation", "machine"},
     {"training"},
     {"conversion"},

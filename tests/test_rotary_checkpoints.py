@@ -205,6 +205,41 @@ def test_the_patch_builds_ours_and_runs_no_code_of_the_checkpoint(tmp_path, layo
                 assert torch.equal(model.eval()(**INPUTS)[0], expected(**INPUTS)[0])
 
 
+@pytest.mark.parametrize("fields", [{"use_flash_attn": False}, {}], ids=["false", "absent"])
+@pytest.mark.parametrize("auto_map", [True, False])
+def test_flash_layout_told_by_tensors(tmp_path, fields, auto_map):
+    """Without the field that the original code writes, through our class, the Auto classes and XLM-RoBERTa's own."""
+    stock("jina_embeddings_v3", "ForSequenceClassification", tmp_path)
+    folder = original("jina_embeddings_v3", "ForSequenceClassification", tmp_path)
+    expected = ours("ForSequenceClassification", folder)
+    config = json.loads((folder / "config.json").read_text())
+    left_out = {"use_flash_attn"} if auto_map else {"use_flash_attn", "auto_map"}
+    kept = {name: value for name, value in config.items() if name not in left_out}
+    (folder / "config.json").write_text(json.dumps({**kept, **fields}))
+    models = [ours("ForSequenceClassification", folder)]
+    with patch_transformers():
+        for kind in (
+            transformers.AutoModelForSequenceClassification,
+            transformers.XLMRobertaForSequenceClassification,
+        ):
+            model, info = kind.from_pretrained(folder, output_loading_info=True)
+            assert type(model).__name__ == "RelPosBertForSequenceClassification" and not info["missing_keys"]
+            models += [model.eval(), kind.from_pretrained(folder, num_labels=4).eval()]
+    for model in models:
+        assert model.config.max_position_embeddings == expected.config.max_position_embeddings
+        with torch.no_grad():
+            assert torch.equal(model(**INPUTS).logits, expected(**INPUTS).logits)
+
+
+def test_patch_leaves_xlm_roberta(tmp_path):
+    model = transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**SIZES))
+    model.save_pretrained(tmp_path)
+    with patch_transformers():
+        for kind in (transformers.AutoModel, transformers.XLMRobertaModel):
+            assert type(kind.from_pretrained(tmp_path)) is transformers.XLMRobertaModel
+    assert "from_pretrained" not in vars(transformers.XLMRobertaModel)
+
+
 @pytest.mark.ecosystem
 def test_sentence_transformers_under_the_patch(tmp_path, layout="nomic_bert"):
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -289,7 +324,11 @@ def flash_tensors(folder, **config):
 
 @pytest.mark.parametrize("task", [None, "query", "passage"])
 def test_weights_of_a_task_are_merged(tmp_path, task):
+    """In float32, whatever the dtype of the file."""
     tensors, changed = flash_tensors(tmp_path, lora_task=task)
+    half = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(half, tmp_path / "model.safetensors", {"format": "pt"})
+    tensors = {name: tensor.float() for name, tensor in half.items()}
     _, found = state_dict(tmp_path, "BertModel", {}, by_tensors=False)
     names = ("embeddings.word_embeddings", "encoder.layer.0.attention.self.key", "encoder.layer.1.output.dense")
     for name, our_name in zip(changed, names, strict=True):
@@ -299,7 +338,7 @@ def test_weights_of_a_task_are_merged(tmp_path, task):
             a, b = (tensors[f"{name}.parametrizations.weight.0.lora_{part}"][number] for part in "AB")
             weight = weight + 2 / 4 * (a @ b if "embeddings" in name else b @ a)
         expected = weight[24:48] if "Wqkv" in name else weight
-        torch.testing.assert_close(found[f"{our_name}.weight"], expected)
+        torch.testing.assert_close(found[f"{our_name}.weight"].float(), expected)
     assert ours("Model", tmp_path)(**INPUTS).last_hidden_state.isfinite().all()
     with pytest.raises(ConversionError, match="lora_adaptations"):
         export_checkpoint(ours("Model", tmp_path), tmp_path.with_name("out"))
@@ -351,6 +390,7 @@ REFUSED = {
     "activation": ("nomic_bert", {"activation_function": "gelu"}, "activation_function = 'gelu'"),
     "experts": ("nomic_bert", {"num_experts": 8}, "num_experts = 8: .*starts new feed-forward parts without an error"),
     "relative": ("jina_embeddings_v3", {"position_embedding_type": "relative_key"}, "relative_key"),
+    "flash activation": ("jina_embeddings_v3", {"hidden_act": "relu"}, "hidden_act = 'relu': .*'gelu_new'.*correct"),
     "task": ("jina_embeddings_v3", {"lora_task": "a", "lora_adaptations": ["b"]}, "lora_task = 'a' .* 'b'"),
 }
 REFUSED = {name: each for name, each in REFUSED.items() if each[0] in LAYOUTS}

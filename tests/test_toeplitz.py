@@ -9,8 +9,9 @@ from test_formula import ALL, COMBINATIONS, clipped, combination_id, random_term
 
 from hf_relpos import AttentionContext, Table, Terms
 from hf_relpos.attention.call import AttentionCall, SharedTerms, toeplitz_of
+from hf_relpos.attention.context import LayerInputs, Positions, TokenInputs
 from hf_relpos.attention.formula import position_scores, position_values
-from hf_relpos.attention.toeplitz import to_toeplitz, toeplitz_unsupported
+from hf_relpos.attention.toeplitz import TABLES, to_toeplitz, toeplitz_unsupported
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
 
@@ -67,11 +68,11 @@ def test_every_scheme_on_tokens(name):
     for module in scheme.modules():
         if hasattr(module, "init_weights"):
             module.init_weights(0.2)
-    context = AttentionContext(20, 20, token_numbers=torch.rand(1, 3, 20))
-    context = replace(context, query_projection=torch.nn.Linear(24, 24), key_projection=torch.nn.Linear(24, 24))
+    layer = LayerInputs(None, torch.rand(1, 3, 20), torch.nn.Linear(24, 24), torch.nn.Linear(24, 24))
+    context = AttentionContext(20, 20, layer=layer)
     if shared is not None:
         stir(shared).init_weights(0.2)
-        context = replace(context, shared=shared(context))
+        context = replace(context, layer=layer._replace(shared=shared(context)))
     terms = scheme(context)
     query, key = torch.randn(1, 3, 20, 8), torch.randn(1, 3, 20, 8)
     if reasons := toeplitz_unsupported(terms, context):
@@ -86,14 +87,16 @@ def test_every_scheme_on_tokens(name):
 @pytest.mark.parametrize("name", ["hop", "relation", "relative_2d"])
 def test_other_relations_have_no_form(name):
     inputs = extra_inputs(name, 1, 6)
-    context = AttentionContext(6, 6, grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids"))
+    context = AttentionContext(
+        6, 6, tokens=TokenInputs(grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids"))
+    )
     terms = build_scheme(tiny_config(name))(context)
     assert "another relation than the offset" in toeplitz_unsupported(terms, context)[0]
 
 
 def test_unsupported():
     table = Table(torch.zeros(1, 5), clipped(2))
-    gaps = AttentionContext(3, 3, positions=torch.tensor([[0, 2, 3]]), max_distance=3)
+    gaps = AttentionContext(3, 3, positions=Positions(torch.tensor([[0, 2, 3]]), 3))
     assert "gaps" in toeplitz_unsupported(Terms(scaled_bias=(table,)), gaps)[0]
     assert not toeplitz_unsupported(Terms(dense=(torch.zeros(1, 1, 3, 3),)), gaps)
     assert "gain" in toeplitz_unsupported(Terms(gain=(table,)), AttentionContext(3, 3))[0]
@@ -143,3 +146,33 @@ def test_terms_that_layers_share_follow_the_dtype_of_a_call():
         call = AttentionCall(query, query, query, terms, context, shared=shared)
         assert toeplitz_of(call).query_table.rows.dtype == dtype
         assert (toeplitz_of(call) is toeplitz_of(call)) == (dtype == torch.float32)
+
+
+@pytest.mark.parametrize("length", [1, 3, 9])
+@pytest.mark.parametrize("max_distance", [2, 6, 20])
+def test_shorter_rows_take_over_the_form_of_the_longest(max_distance, length):
+    terms, _ = random_terms(ALL, shared=False, tables=2)
+    table = Table(torch.rand(HEADS, 2 * max_distance + 1, SIZE).double(), clipped(max_distance))
+    terms = replace(terms, query_table=(table,), allow=(Table(torch.rand(1, 41) < 0.5, clipped(20)),))
+    whole, own = AttentionContext(12, 12), AttentionContext(length, length)
+    shared, query = SharedTerms(terms, None, whole, table.rows), torch.zeros(1, HEADS, length, SIZE).double()
+    assert shared.holds_for(own) and not shared.holds_for(AttentionContext(13, 13))
+    found = toeplitz_of(AttentionCall(query, query, query, terms, own, shared=shared))
+    expected = to_toeplitz(terms, own, query)
+    assert found.low == expected.low and torch.equal(found.bias, expected.bias)
+    assert torch.equal(found.allow, expected.allow)
+    for name in TABLES:
+        rows, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(rows.rows, other.rows)
+        left, right = rows.clamped
+        assert (rows.rows[:, :left] == rows.rows[:, :1]).all() and (rows.rows[:, -right:] == rows.rows[:, -1:]).all()
+        assert left + right >= sum(other.clamped) or max(rows.clamped) == rows.rows.shape[1]
+
+
+def test_terms_of_pairs_and_of_positions_are_not_taken_over():
+    terms, _ = random_terms(frozenset("A"), shared=True)
+    own, gaps = AttentionContext(3, 3), AttentionContext(3, 3, positions=Positions(torch.tensor([[0, 2, 3]]), 3))
+    like, whole = torch.empty(0, SIZE), AttentionContext(5, 5)
+    assert not SharedTerms(terms, None, whole, like).holds_for(gaps)
+    assert not SharedTerms(terms, None, replace(gaps, query_length=5), like).holds_for(own)
+    assert not SharedTerms(replace(terms, dense=(torch.zeros(1, 1, 5, 5),)), None, whole, like).holds_for(own)

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from .context import AttentionContext
 from .formula import Terms
-from .toeplitz import ToeplitzTerms, shared_toeplitz, to_toeplitz
+from .toeplitz import ToeplitzTerms, to_toeplitz, toeplitz_unsupported
 from .tracing import is_traced
 
 
@@ -25,24 +25,39 @@ class LazyMask:
 
 
 class SharedTerms:
-    """The terms of a scheme that are the same in every layer, made once per forward together with their Toeplitz form.
+    """Terms of several calls, and their Toeplitz form: those of all layers, or of all groups of rows in one layer.
 
-    They are made before the first layer and never inside one. A layer that is recomputed in the backward pass
-    (activation checkpointing) then sees the same terms as in the forward.
+    Terms of all layers are made before the first layer and never inside one, and so is their form. A layer that is
+    recomputed in the backward pass (activation checkpointing) then sees the same tensors as in the forward.
 
     Args:
-        terms: the terms of every layer.
+        terms: the terms.
         signature: `Scheme.signature` of the scheme. A layer whose scheme has another signature makes its own terms.
-        context: the context of the call.
-        like: (…, d), a tensor with the head size, device and dtype of the queries. A layer on another device, or with
-            another dtype, makes its own terms.
+        context: the context that they were made for. Others may be of shorter rows (`holds_for`).
+        like: (…, d), a tensor with the head size, device and dtype of the queries. A layer on another device makes its
+            own terms, and one with another dtype its own form.
     """
 
     def __init__(self, terms: Terms, signature: Hashable, context: AttentionContext, like: torch.Tensor):
-        self.terms = terms
-        self.signature = signature
-        self.device, self.dtype = like.device, like.dtype
-        self.toeplitz = shared_toeplitz(terms, context, like)
+        self.terms, self.signature, self.context = terms, signature, context
+        self.device, self.dtype, self.size = like.device, like.dtype, like.shape[-1]
+
+    @functools.cached_property
+    def toeplitz(self) -> ToeplitzTerms | None:
+        """The Toeplitz form; None if the terms have none."""
+        if toeplitz_unsupported(self.terms, self.context):
+            return None
+        like = torch.empty(0, self.size, device=self.device, dtype=self.dtype)
+        return to_toeplitz(self.terms, self.context, like)
+
+    @functools.cached_property
+    def _by_offset(self) -> bool:
+        return self.context.positions is None and self.terms.by_offset
+
+    def holds_for(self, context: AttentionContext) -> bool:
+        """Whether these are the terms of another context, too: all are tables that have its offsets."""
+        within = self.context.low <= context.low and context.high <= self.context.high
+        return within and self._by_offset and context.positions is None
 
 
 @dataclass(frozen=True)
@@ -61,13 +76,14 @@ class AttentionCall:
         dropout: probability of dropping an attention weight; 0 outside training.
         output_weights: whether the caller wants the attention weights.
         needs_gradients: whether autograd is on, so that a backward pass may follow.
-        shared: the terms that all layers share, if `terms` are these; or None.
+        shared: terms that other layers or other groups of rows have, too, if `terms` are these; or None.
         layer: the attention module. Transformers' attention functions read `is_causal` and `training` from it.
         options: further keyword arguments for these functions.
         runs_on: the device on which the call would run, if its tensors only describe it (on the meta device); or None.
         by_name: whether the caller named the backend. A backend then does not refuse because another one is faster.
         value_size: the number of leading value features that are not zero padding. A backend may return only these.
             None means all of them.
+        kept: what the same call of other layers takes over, such as the backend; None to find out anew.
     """
 
     query: torch.Tensor
@@ -86,6 +102,7 @@ class AttentionCall:
     runs_on: torch.device | None = None
     by_name: bool = False
     value_size: int | None = None
+    kept: dict[Hashable, Any] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -135,12 +152,14 @@ def unchanged(out: torch.Tensor) -> torch.Tensor:
 
 
 def toeplitz_of(call: AttentionCall) -> ToeplitzTerms:
-    """Return the Toeplitz form of the terms of a call. Terms that all layers share are converted once per forward."""
-    if call.shared is None:
-        return to_toeplitz(call.terms, call.context, call.query)
-    if call.shared.toeplitz is None or call.query.dtype != call.shared.dtype:
-        return to_toeplitz(call.shared.terms, call.context, call.query)
-    return call.shared.toeplitz
+    """Return the Toeplitz form of the terms of a call; shared ones are converted once, for the longest rows."""
+    shared, context = call.shared, call.context
+    if shared is None or call.query.dtype != shared.dtype or shared.toeplitz is None:
+        return to_toeplitz(call.terms, context, call.query)
+    low, first, end = shared.context.low, context.low, context.high + 1
+    if (first, end) == (low, shared.context.high + 1):
+        return shared.toeplitz
+    return shared.toeplitz.between(first - low, end - low)
 
 
 class Backend(Protocol):

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,12 +13,60 @@ def moved(value: Any, device: torch.device | str | int) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, tuple):
-        return tuple(moved(each, device) for each in value)
+        each_moved = (moved(each, device) for each in value)
+        return type(value)(*each_moved) if hasattr(value, "_fields") else tuple(each_moved)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     return replace(
         value, **{each.name: moved(getattr(value, each.name), device) for each in dataclasses.fields(value)}
     )
+
+
+class Positions(NamedTuple):
+    """Positions of keys that are not their indices.
+
+    Attributes:
+        of_keys: (B, K).
+        max_distance: the largest |r| possible.
+    """
+
+    of_keys: torch.Tensor
+    max_distance: int
+
+
+class TokenInputs(NamedTuple):
+    """What the caller says about the tokens themselves; None for what is not known.
+
+    Attributes:
+        grid: (B, L, 2), row and column of each token of an image, negative for tokens outside of it.
+        token_type_ids: (B, L).
+        relation_ids: (B, L, L), the label of each directed edge from i to j.
+        real: (B, K), False for keys that are padding.
+    """
+
+    grid: torch.Tensor | None = None
+    token_type_ids: torch.Tensor | None = None
+    relation_ids: torch.Tensor | None = None
+    real: torch.Tensor | None = None
+
+
+class LayerInputs(NamedTuple):
+    """What a layer hands to its scheme; None for what there is not.
+
+    Attributes:
+        shared: the result, for this call, of the scheme's module that all layers share.
+        token_numbers: (B, H, K), what `Scheme.token_numbers` returns of the layer's inputs.
+        query_projection: W_q of the layer, D to H·d.
+        key_projection: W_k of the layer, D to H·d.
+    """
+
+    shared: Any = None
+    token_numbers: torch.Tensor | None = None
+    query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
+    key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+NOTHING_SAID, NO_LAYER = TokenInputs(), LayerInputs()
 
 
 @dataclass(frozen=True)
@@ -30,21 +78,13 @@ class AttentionContext:
         key_length: K.
         start: index of the first query among the keys: 0 without a cache, the number of cached tokens with one. It is
             a tensor of one element when a static cache keeps it on the device.
-        positions: (B, K), the position of each key if it is not the key's index in the row; None for consecutive
-            tokens, which is the fast case. The queries are the L keys from `start` on.
-        max_distance: the largest |r| possible with `positions`; only read with `positions`.
-        longest: tokens of a row of the batch of which the L are a group without its padding; None for K.
+        positions: positions of the keys if they are not their indices in the row; None for consecutive tokens, which
+            is the fast case. The queries are the L keys from `start` on.
         keys: (K,), the index of each key, and its column of `positions`, if the call has only some keys of its rows;
             None means 0, 1, 2, …
-        grid: (B, L, 2), row and column of each token of an image, negative for tokens outside of it; or None.
-        token_type_ids: (B, L), or None.
-        relation_ids: (B, L, L), the label of each directed edge from i to j; or None.
-        token_numbers: (B, H, K), what `Scheme.token_numbers` returns of the layer's inputs; or None.
-        real: (B, K), False for keys that are padding; None if that is not known, or there are none.
-        shared: the result, for this call, of the scheme's module that all layers share. Until a layer has called it,
-            this is a function that returns the result. None if there is no such module.
-        query_projection: W_q of the layer, D to H·d; or None.
-        key_projection: W_k of the layer, D to H·d; or None.
+        longest: tokens of a row of the batch of which the L are a group without its padding; None for K.
+        tokens: grid, token types, labelled edges and padding.
+        layer: what the layer hands to its scheme.
         device: the device on which the layer computes; None means the default device.
         dtype: the dtype for angles, slopes and the like: that of the layer, but at least float32.
     """
@@ -52,18 +92,11 @@ class AttentionContext:
     query_length: int
     key_length: int
     start: int | torch.Tensor = 0
-    positions: torch.Tensor | None = None
-    max_distance: int = 0
-    longest: int | None = None
+    positions: Positions | None = None
     keys: torch.Tensor | None = None
-    grid: torch.Tensor | None = None
-    token_type_ids: torch.Tensor | None = None
-    relation_ids: torch.Tensor | None = None
-    token_numbers: torch.Tensor | None = None
-    real: torch.Tensor | None = None
-    shared: Any = None
-    query_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
-    key_projection: Callable[[torch.Tensor], torch.Tensor] | None = None
+    longest: int | None = None
+    tokens: TokenInputs = NOTHING_SAID
+    layer: LayerInputs = NO_LAYER
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
 
@@ -76,7 +109,7 @@ class AttentionContext:
     def low(self) -> int:
         """The smallest offset that can occur."""
         if self.positions is not None:
-            return -self.max_distance
+            return -self.positions.max_distance
         last = self.key_length if isinstance(self.start, torch.Tensor) else self.start + self.query_length
         return 1 - last
 
@@ -84,18 +117,18 @@ class AttentionContext:
     def high(self) -> int:
         """The largest offset that can occur."""
         if self.positions is not None:
-            return self.max_distance
+            return self.positions.max_distance
         return self.key_length - 1 - (0 if isinstance(self.start, torch.Tensor) else self.start)
 
     def query_positions(self, device: torch.device | None) -> torch.Tensor:
         """Return the positions of the queries, (L,), or (B, L) with explicit positions."""
         indices = torch.arange(self.query_length, device=device) + self.start
-        return indices if self.positions is None else self.positions[:, indices]
+        return indices if self.positions is None else self.positions.of_keys[:, indices]
 
     def key_positions(self, device: torch.device | None) -> torch.Tensor:
         """Return the positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
-            return self.positions if self.keys is None else self.positions[:, self.keys]
+            return self.positions.of_keys if self.keys is None else self.positions.of_keys[:, self.keys]
         return torch.arange(self.key_length, device=device) if self.keys is None else self.keys
 
     def matrix(self, device: torch.device | None) -> torch.Tensor:
@@ -113,7 +146,7 @@ def grid_offsets(context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor,
     Raises:
         ValueError: if the grid does not cover all keys.
     """
-    keys, grid = context.key_length, context.grid
+    keys, grid = context.key_length, context.tokens.grid
     if grid is None or tuple(grid.shape[1:]) != (keys, 2):
         shape = None if grid is None else tuple(grid.shape)
         raise ValueError(

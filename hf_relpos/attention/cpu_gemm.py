@@ -29,8 +29,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..host.torch import has_onednn_linear, onednn_activation, onednn_linear, onednn_matmul
+from ..host.torch import fits_onednn_linear, has_onednn_linear, onednn_activation, onednn_linear, onednn_matmul
 from .tracing import is_traced, is_transformed
+from .weight_cache import CachingLinear
 
 
 SETTING = "HF_RELPOS_FAST_PRODUCTS"
@@ -197,21 +198,12 @@ def has_gradients(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
-def _is_plain(*tensors: torch.Tensor | None) -> bool:
+def _is_plain(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether oneDNN may compute a product of these tensors."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    rows = given[0]
     return (
         not is_traced()
-        and rows.dim() > 1
+        and fits_onednn_linear(rows, weight, bias)
         and rows.shape[:-1].numel() >= FEWEST_ROWS
-        and all(
-            type(each) in (torch.Tensor, nn.Parameter)
-            and each.dtype == torch.float32
-            and each.device.type == "cpu"
-            and each.numel() > 0
-            for each in given
-        )
         and not torch.is_autocast_enabled("cpu")
         and not is_transformed()
     )
@@ -236,7 +228,7 @@ class _Linear(torch.autograd.Function):
         return d_rows, d_weight, by_row.sum(0) if ctx.needs_input_grad[2] else None
 
 
-class FastLinear(nn.Linear):
+class FastLinear(CachingLinear):
     """`torch.nn.Linear` with the products of `linear`. A live layer is given this class."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -244,29 +236,46 @@ class FastLinear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+@contextlib.contextmanager
+def fast_linears(*models: nn.Module) -> Iterator[None]:
+    """Context in which the linear layers of models compute as `linear` does."""
+    layers = [each for model in models for each in model.modules() if type(each) is nn.Linear]
+    for layer in layers:
+        layer.__class__ = FastLinear
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__class__ = nn.Linear
+
+
 # Batches of products -------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
+ALLOWING = "bf16"  # the value that lets PyTorch take oneDNN
 _inside = 0  # number of threads, or nested calls of one thread, in `_switched`
 _before = ""  # the setting outside of `_switched`
 
 
 @contextlib.contextmanager
 def _switched() -> Iterator[None]:
-    """Set PyTorch's option that allows oneDNN for float32 products. The first to enter sets it, the last resets it."""
+    """Set PyTorch's option that allows oneDNN for float32 products. The first to enter sets it, the last resets it.
+
+    A setting that the user makes meanwhile stays.
+    """
     global _inside, _before
     matmul = onednn_matmul()
     with _lock:
         if _inside == 0:
             _before = matmul.fp32_precision
-            matmul.fp32_precision = "bf16"
+            matmul.fp32_precision = ALLOWING
         _inside += 1
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
-            if _inside == 0:
+            if _inside == 0 and matmul.fp32_precision == ALLOWING:
                 matmul.fp32_precision = _before
 
 

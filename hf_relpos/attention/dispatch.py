@@ -59,6 +59,27 @@ def _first_capable(call: AttentionCall) -> tuple[Backend, dict[str, list[str]]]:
     raise RuntimeError(f"no attention backend computes this call: {rejected}")
 
 
+def _choose_once(implementation: str, call: AttentionCall) -> Backend:
+    """The backend of a rewritten call, which other layers of the forward take over.
+
+    Raises:
+        ValueError: if the named backend cannot compute the call.
+    """
+    kept = {} if call.kept is None else call.kept
+    key = (implementation, call.device.type, call.dtype, call.dropout)
+    if key not in kept:
+        if implementation == AUTO:
+            backend, rejected = _first_capable(call)
+            if not torch.compiler.is_compiling() and logger.isEnabledFor(logging.DEBUG):
+                reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in rejected.items())
+                logger.debug(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
+            kept[key] = backend
+        else:
+            kept[key] = BY_NAME[check_implementation(implementation, call)]
+    chosen: Backend = kept[key]
+    return chosen
+
+
 def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention with the terms of a scheme.
 
@@ -81,14 +102,7 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
         call = replace(call, output_weights=True)
     else:
         call, finish = rewritten(call)
-    if implementation == AUTO:
-        backend, rejected = _first_capable(call)
-        if not torch.compiler.is_compiling() and logger.isEnabledFor(logging.DEBUG):
-            reasons = "; ".join(f"not {name}: {', '.join(why)}" for name, why in rejected.items())
-            logger.debug(f"attn_implementation='{AUTO}' takes {backend.name} ({reasons or 'the first choice'})")
-    else:
-        backend = BY_NAME[check_implementation(implementation, call)]
-    out, weights = backend.run(call)
+    out, weights = _choose_once(implementation, call).run(call)
     return finish(out), weights
 
 

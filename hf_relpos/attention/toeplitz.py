@@ -44,6 +44,12 @@ class OffsetTable:
         """Return a copy with other rows."""
         return replace(self, rows=rows)
 
+    def between(self, first: int, end: int) -> "OffsetTable":
+        """Return the table of some offsets, by their indices. Each must have a row of its own."""
+        left, right, count = *self.clamped, self.rows.shape[1]
+        ends = max(1, min(left, end) - first), max(1, end - max(count - right, first))
+        return OffsetTable(self.rows[:, first:end], clamped=ends)
+
 
 @dataclass(frozen=True)
 class ToeplitzTerms:
@@ -77,6 +83,17 @@ class ToeplitzTerms:
             **{name: table and table.with_rows(table.rows.to(dtype)) for name, table in tables.items()},
             bias=None if self.bias is None else self.bias.to(dtype),
             dense=None if self.dense is None else self.dense.to(dtype),
+        )
+
+    def between(self, first: int, end: int) -> "ToeplitzTerms":
+        """Return the terms of some offsets, by their indices, as views. There must be no dense bias."""
+        tables = {name: getattr(self, name) for name in TABLES}
+        return replace(
+            self,
+            low=self.low + first,
+            **{name: table and table.between(first, end) for name, table in tables.items()},
+            bias=None if self.bias is None else self.bias[:, first:end],
+            allow=None if self.allow is None else self.allow[:, first:end],
         )
 
     def without_tensors(self) -> "ToeplitzTerms":
@@ -145,11 +162,6 @@ def _by_row(terms: Terms, context: AttentionContext, query: torch.Tensor, offset
             found[name] = OffsetTable(rows, tables[0].row_of(offsets).int())
     others: dict[str, Any] = dict.fromkeys(found, ())
     return replace(to_toeplitz(replace(terms, **others), context, query), **found)
-
-
-def shared_toeplitz(terms: Terms, context: AttentionContext, like: torch.Tensor) -> ToeplitzTerms | None:
-    """Return the Toeplitz form of terms that all layers share, or None if they have none."""
-    return None if toeplitz_unsupported(terms, context) else to_toeplitz(terms, context, like)
 
 
 def _sum_by_offset(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..host.torch import has_transforms
+from ..host.transformers import is_fake_tensor
 
 
 def is_traced() -> bool:
@@ -28,6 +29,18 @@ def may_read(device: torch.device) -> bool:
     On an accelerator the CPU would have to wait for the device. A graph would hold for these contents only.
     """
     return device.type == "cpu" and not is_traced()
+
+
+def has_contents(tensor: torch.Tensor, may_wait: bool = False) -> bool:
+    """Whether the contents of a tensor may decide what is computed.
+
+    They may not in a graph, under a transform of `torch.func`, and of a tensor that is a shape alone.
+
+    Args:
+        may_wait: whether the CPU may wait for the tensor of an accelerator.
+    """
+    readable = not is_traced() if may_wait else may_read(tensor.device)
+    return readable and not (tensor.is_meta or is_transformed() or is_fake_tensor(tensor))
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,15 +14,15 @@ import typer
 
 from ..console import print_message
 from ..version import __version__
-from . import checkpoints, doctor, evaluation, information
+from . import checkpoints, doctor, evaluation, information, run
 from .options import parse_options
 
 
 __all__ = ["app", "parse_options"]
 
 EXIT_CODES = (
-    "Exit codes: 0 done; 2 for errors that you can correct, such as a wrong value, with nothing written; 3 for a "
-    "written conversion that is poor by its own check; 1 for any other error."
+    "Exit codes: 0 for success; 2 for an error that you can correct, such as a wrong value (nothing is written); 3 "
+    "for a conversion that is poor by its own check (it is written); 1 for any other error."
 )
 
 
@@ -43,7 +43,7 @@ class _App(typer.Typer):
         except OSError as error:
             if error.filename is not None:  # of a file, not of standard output
                 raise
-            print_message("Error", f"standard output could not be written ({error.strerror}); redirect it elsewhere")
+            print_message("Error", f"cannot write to standard output ({error.strerror}); redirect it elsewhere")
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
             sys.exit(1)
 
@@ -63,7 +63,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """BERT with relative positions."""
+    """Relative and rotary positions for Transformers 5: load, convert and check BERT-like encoders."""
 
 
 # The end of the help of each command.
@@ -83,6 +83,15 @@ EXAMPLES = {
         "hf-relpos push OUT USER/NAME --yes --private",
         "hf-relpos push OUT USER/NAME --json -",
     ),
+    "optimize": (
+        "hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt",
+        "hf-relpos optimize BAAI/bge-reranker-base --text passages.jsonl --field passage --precision int8",
+    ),
+    "run": (
+        "hf-relpos run -- uvicorn app:app --port 8000",
+        "hf-relpos run --precision int8 -- python encode.py",
+        "hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app",
+    ),
     "compare": (
         "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",
         "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
@@ -91,13 +100,13 @@ EXAMPLES = {
 }
 
 
-def _add(function: Callable[..., None]) -> None:
+def _add(function: Callable[..., None], **settings: Any) -> None:
     """A command of the function's name; its help is the docstring, by paragraph, and examples if there are some."""
     name = function.__name__
     # a line break would be one in the help, too; in the epilog, a blank line is a line break
     paragraphs = [" ".join(each.split()) for each in (function.__doc__ or "").split("\n\n")]
     epilog = "\n\n".join(("Examples:", *EXAMPLES[name])) if name in EXAMPLES else None
-    app.command(name, help="\n\n".join(paragraphs), epilog=epilog)(function)
+    app.command(name, help="\n\n".join(paragraphs), epilog=epilog, **settings)(function)
 
 
 # In the order of the help.
@@ -110,3 +119,5 @@ _add(information.families)
 _add(doctor.doctor)
 _add(checkpoints.demo)
 _add(evaluation.compare)
+_add(run.optimize)
+_add(run.run, context_settings={"allow_interspersed_args": False})  # options of the program are its own

@@ -8,7 +8,7 @@ import typer
 from ..console import plain_errors, plain_warnings, spinner, timed_step
 from ..data.text import check_texts
 from ..families.paths import check_free, check_source
-from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
+from .options import TEXT, Fields, JsonFile, Overwrite, SkipUnreadable, advanced, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -26,87 +26,86 @@ OPTIONS = {
 
 def convert(
     source: Annotated[
-        str, typer.Argument(help="Folder or Hub repository of a BERT or a model like it, such as RoBERTa.")
+        str, typer.Argument(help="Folder or Hub repository of a BERT-like model; `hf-relpos families` lists them.")
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     scheme: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Position scheme of the result; `hf-relpos schemes` lists them. By default the source's; for "
-            "absolute ones relative_key, harmonic with --text, and tables with --faithful.",
+            help="Position scheme of the result; `hf-relpos schemes` lists them. Default: that of a relative source; "
+            "for absolute sources relative_key, with --text harmonic, with --faithful tables.",
         ),
     ] = None,
     option: Annotated[
-        list[str] | None, advanced("Option of the scheme; may be repeated.", metavar="KEY=VALUE")
+        list[str] | None, advanced("Option of the scheme, such as clip=32; repeatable.", metavar="KEY=VALUE")
     ] = None,
     method: Annotated[
         str | None,
         advanced(
-            "keep (default without --text): absolute positions stay, same outputs. drop: only their mean stays, "
-            "needs training. distil: relative terms start at zero; weights are trained on --text to compute the "
-            "source's outputs. exact (default of a relative source): the same or equivalent tables, same outputs.",
+            "keep (default without --text): keep absolute positions, same outputs. drop: keep only their mean, needs "
+            "training. distil (default with --text): train on --text to reproduce the source's outputs. exact "
+            "(default for a relative source): keep the tables, same outputs.",
             metavar="NAME",
         ),
     ] = None,
     method_option: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Option of the method, such as length=2048 or steps=1000; may be repeated."
-        ),
+        typer.Option(metavar="KEY=VALUE", help="Option of the method, such as length=2048 or steps=1000; repeatable."),
     ] = None,
     fast: Annotated[
-        bool, typer.Option("--fast", help="With --text: the fastest conversion; a little less close to the source.")
+        bool, typer.Option("--fast", help="With --text: fastest conversion, slightly less close to the source.")
     ] = False,
     faithful: Annotated[
-        bool,
-        typer.Option("--faithful", help="With --text: as close to the source as possible; slower to convert and run."),
+        bool, typer.Option("--faithful", help="With --text: closest to the source, slower to convert and to run.")
     ] = False,
     text: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help=f"{TEXT} Without a method, the default preset learns positions from it; also for "
-            "distil. Needs no labels. May be repeated.",
-        ),
+        typer.Option(metavar="TEXT", help=f"{TEXT} The conversion learns from it, without labels. Repeatable."),
     ] = None,
     field: Fields = None,
+    skip_unreadable: SkipUnreadable = False,
     seed: Annotated[int, advanced("Random seed.")] = 0,
     architecture: Annotated[
         str | None,
-        advanced("Class with the head to keep, if not the class in config.json: BertModel, ….", metavar="CLASS"),
+        advanced(
+            "Class with the head to keep, such as BertModel; default: the class in config.json.", metavar="CLASS"
+        ),
     ] = None,
     revision: Annotated[str | None, advanced("Branch, tag or commit of a Hub repository.", metavar="NAME")] = None,
     allow_pickle: Annotated[
-        bool, advanced("If there are no safetensors, read pytorch_model.bin; only if you trust it.", "--allow-pickle")
+        bool,
+        advanced("Read pytorch_model.bin if there are no safetensors. Only for files you trust.", "--allow-pickle"),
     ] = False,
     overwrite: Overwrite = False,
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Device of distil: cpu, cuda, cuda:1, …; by default an accelerator, if any."
+            metavar="NAME", help="Device to learn on: cpu, cuda, cuda:1, …; default: an accelerator if there is one."
         ),
     ] = None,
-    force: Annotated[bool, advanced("Exit with 0 although the check of the result is poor.", "--force")] = False,
+    force: Annotated[
+        bool, advanced("Exit with code 0 even if the result is poor by its own check.", "--force")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Convert a BERT with absolute or relative positions to this package.
+    """Convert a BERT-like model to one with relative positions, and check the result.
 
-    Exit codes: 2 for errors that you can correct, with nothing written; 3 for a written result that is poor by its own
-    check, unless --force.
+    Exit codes: 2 for an error that you can correct (nothing is written); 3 if the result is poor by its own check (it
+    is written), unless --force is given.
     """
     with plain_errors(OPTIONS), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
         if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
-            raise ValueError("--text '': is empty; give a file, a folder or a Hub dataset")
+            raise ValueError("--text '' is empty; give a file, a folder or a Hub dataset")
         if fast and faithful:
-            raise ValueError("--fast and --faithful are two ends of one choice; give one of them")
+            raise ValueError("--fast and --faithful are mutually exclusive")
         preset = "--fast" if fast else "--faithful" if faithful else ""
         if preset and method not in (None, "distil"):
-            raise ValueError(f"{preset} and --method {method}: it learns by distil; leave one of them out")
+            raise ValueError(f"{preset} is a preset of --method distil, not {method}; leave one of them out")
         if preset and not text:
-            raise ValueError(f"{preset} learns from text, some hundred sentences; give --text FILE")
+            raise ValueError(f"{preset} requires --text FILE (a few hundred sentences are enough)")
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")
@@ -126,6 +125,7 @@ def convert(
             quality=preset[2:] or None,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
+            skip_unreadable=skip_unreadable,
             seed=seed,
             architecture=architecture,
             revision=revision,
@@ -141,12 +141,14 @@ def convert(
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="Folder of a model that was read from another architecture.")],
+    source: Annotated[
+        Path, typer.Argument(help="Folder of a model that was converted or loaded from another architecture.")
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Write a converted model as a checkpoint of the architecture it came from, for Transformers alone."""
+    """Write a model in the layout of its original architecture, so that Transformers alone can load it."""
     with plain_errors(), plain_warnings():
         check_free(out, overwrite)
         check_json(json_file)
@@ -167,15 +169,15 @@ def export(
 
 def push(
     folder: Annotated[Path, typer.Argument(help="Folder of a converted or trained model.")],
-    repository: Annotated[str, typer.Argument(help="user/name on the Hub; made where there is none.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Upload; without it nothing leaves this machine.")] = False,
+    repository: Annotated[str, typer.Argument(help="user/name on the Hub; created if it does not exist.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, nothing leaves this machine.")] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Show the files that an upload to the Hub would contain, and their problems; with --yes, upload them.
+    """List the files to upload to the Hub, and their problems; with --yes, upload them.
 
-    Files that do not belong to a checkpoint are not uploaded. Exit code 2 for problems, such as local paths or an
-    access token in a file.
+    Only files of a checkpoint are uploaded. The exit code is 2 if there are problems, such as local paths or an access
+    token in a file.
     """
     with plain_errors():
         check_json(json_file)
@@ -188,7 +190,7 @@ def push(
             upload = plan_upload(folder, repository)
         print_upload(upload, console)
         address = push_upload(upload, private) if yes else None
-        last = f"uploaded: {address}" if address else "nothing was uploaded; --yes does it"
+        last = f"uploaded: {address}" if address else "nothing was uploaded; add --yes to upload"
         console.print(last, markup=False, highlight=False, soft_wrap=True)
         found = {"folder": str(upload.folder), "repository": repository, "uploaded": address}
         write_json(json_file, {**found, **{name: getattr(upload, name) for name in ("files", "left_out", "problems")}})
@@ -200,15 +202,15 @@ def demo(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Masked language model with absolute positions, folder or Hub repository, instead of our own."
+            help="Folder or Hub repository of a masked language model with absolute positions; default: a small one."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option(help="Steps to convert by; each third adds one on long rows.", min=1)] = 120,
+    steps: Annotated[int, typer.Option(help="Training steps; every third one adds a step on long rows.", min=1)] = 120,
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Convert a BERT for texts of 4 times its length; find in them what it could not read."""
+    """Convert a small BERT for texts of four times its length, and find in them what it could not read (2 minutes)."""
     console = console_for(json_file)
     with plain_errors({"out": "--out"}), plain_warnings():
         check_free(out, overwrite)

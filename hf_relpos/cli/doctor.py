@@ -16,14 +16,15 @@ def doctor(
     length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
     window: Annotated[int, typer.Option(help="attention_window of the models; 0 for none.", min=0)] = 0,
     why: Annotated[
-        bool, typer.Option("--why", help="Also why the other backends are not taken, and the rates of products.")
+        bool,
+        typer.Option("--why", help="Also print why other backends are rejected, and how fast libraries multiply."),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare all that depends on this machine with what it has to be: 30 s.")
+        bool, typer.Option("--check", help="Check everything that depends on this machine and its libraries: 30 s.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Print versions, devices, and the attention backend of each scheme; or check that all is right here."""
+    """Print versions, devices and the attention backend of each scheme; with --check, test them on this machine."""
     with spinner(LOADING):
         import torch
         import transformers  # noqa: F401  its version is printed
@@ -63,7 +64,7 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     }
     for name, library in (("linear", linear_library()), ("bmm", bmm_library())):
         used = "oneDNN is" if library.is_used else "PyTorch's own is"
-        allowed = "" if library.allowed else ", as HF_RELPOS_FAST_PRODUCTS says"
+        allowed = "" if library.allowed else ", because of HF_RELPOS_FAST_PRODUCTS"
         versions[name] = f"{rates_of(library)}; {used} used{allowed}"
     for name, value in versions.items():
         if why or name not in ("linear", "bmm"):
@@ -84,7 +85,7 @@ def _print_checks(console: Console, devices: list[str], versions: dict[str, str]
         )
     failed = sum(not each.passed for each in done)
     seconds = sum(each.seconds for each in done)
-    verdict = f"{failed} of them WRONG; paste all of the above into an issue" if failed else "all right"
+    verdict = f"{failed} FAILED; paste all of the above into an issue" if failed else "all right"
     console.print(f"{len(done)} checks in {seconds:.0f} s: {verdict}", highlight=False)
     write_json(json_file, {"versions": versions, "checks": [vars(each) for each in done]})
     return failed
@@ -110,5 +111,5 @@ def _print_backends(
         table.add_row(device, Text(text), ", ".join(alike))
     console.print(table)
     if not why:
-        console.print("--why says why not another", highlight=False)
+        console.print("--why prints why other backends are rejected", highlight=False)
     return [{"schemes": alike, "device": device, "attention": text} for (device, text), alike in names.items()]

@@ -9,33 +9,30 @@ from ..console import plain_errors, plain_warnings, progress_bar, spinner
 from ..data.text import check_texts
 from ..families.paths import check_source
 from .checkpoints import OPTIONS
-from .options import TEXT, Fields, JsonFile, advanced
+from .options import TEXT, Fields, JsonFile, SkipUnreadable, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
 def compare(
-    teacher: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Folder or Hub repository of the model that was converted.")
-    ],
-    student: Annotated[str, typer.Argument(metavar="RESULT", help="Folder or Hub repository of the result.")],
+    teacher: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or Hub repository of the source.")],
+    student: Annotated[str, typer.Argument(metavar="RESULT", help="Folder or Hub repository of the converted model.")],
     text: Annotated[
-        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may be fitted on it. May be repeated.")
+        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may have been trained on it. Repeatable.")
     ],
     field: Fields = None,
-    lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help="In tokens, such as 64,256,1024.")] = None,
-    pooling: Annotated[
-        str | None, advanced("mean or cls; by default that of the source's repository.", metavar="NAME")
-    ] = None,
+    skip_unreadable: SkipUnreadable = False,
+    lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help="Lengths, such as 64,256,1024.")] = None,
+    pooling: Annotated[str | None, advanced("Pooling: mean or cls; default: the source's.", metavar="NAME")] = None,
     tokenizer: Annotated[
-        str | None, advanced("Folder or repository of the tokenizer, if not the source's.", metavar="NAME")
+        str | None, advanced("Folder or repository of the tokenizer; default: the source's.", metavar="NAME")
     ] = None,
-    tokens: Annotated[int, advanced("Tokens of text for each length, about.", min=1)] = 4096,
+    tokens: Annotated[int, advanced("Approximate number of tokens of text for each length.", min=1)] = 4096,
     window: Annotated[
-        int | None, advanced("attention_window to read the result in, if not its configuration's.", min=1)
+        int | None, advanced("attention_window of the converted model; default: its configuration's.", min=1)
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure the agreement of a converted model with its source."""
+    """Measure how close a converted model is to its source."""
     with plain_errors(OPTIONS), plain_warnings():
         for name in (teacher, student):
             check_source(name)
@@ -58,6 +55,7 @@ def compare(
                 tokenizer=tokenizer,
                 tokens=tokens,
                 window=window,
+                skip_unreadable=skip_unreadable,
                 progress=progress,
             )
         print_comparison(results, console)

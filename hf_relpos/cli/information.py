@@ -13,14 +13,17 @@ from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars,
 
 
 # What the list says of `out_of_range`.
-PAST = {"clip": "last row", "zero": "no term", "extrapolate": "goes on"}
+PAST = {"clip": "last row", "zero": "no term", "extrapolate": "computed"}
 
 
 def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the checkpoint's code, and name buffers left unfilled.")
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run the checkpoint's code, and compare what it loads with the files."
+        ),
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -33,34 +36,52 @@ def inspect(
         with spinner(LOADING):
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
+        found: dict[str, Any] = asdict(inspect_checkpoint(source, revision))
         if trust_remote_code:
-            typer.echo(f"{'unfilled':16}{_unfilled(source, revision)}", err=json_file == STDOUT)
-        found = asdict(inspect_checkpoint(source, revision))
+            found["differences"] = _differences(source, revision)
         write_json(json_file, found)
     tables = found["tables"]
     found["tables"] = (tables[0] + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")) if tables else "none"
-    titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "load": "load", "command": "run"}
+    if trust_remote_code:
+        found["differences"] = (
+            _by_cause(found["differences"]) or "every tensor is as in the files, or as in a new model"
+        )
+    titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "command": "run"}
+    titles |= {"refused": "not converted", "differences": "with its code"}
     for name, value in found.items():
         if value:
             typer.echo(f"{titles.get(name, name):16}{value}", err=json_file == STDOUT)
 
 
-def _unfilled(source: str, revision: str | None) -> str:
-    """The buffers that Transformers leaves unfilled in a model of remote code, which is loaded and run for it."""
-    from transformers import AutoModel
+def _differences(source: str, revision: str | None) -> dict[str, str]:
+    """Cause and remedy of what is wrong in a model, by tensor, after a load by its own code, which is run."""
+    import transformers
+    from transformers import PreTrainedConfig
 
-    from ..families.buffers import unfilled_buffers
+    from ..families.loaded import check_loaded
 
     hide_loading_bars()
-    found = unfilled_buffers(AutoModel.from_pretrained(source, revision=revision, trust_remote_code=True))
-    return f"{', '.join(found)}: run hf_relpos.fill_buffers(model)" if found else "no buffer"
+    config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+    known = [name for name in config.get("auto_map") or () if name.startswith("AutoModel")]
+    auto = getattr(transformers, "AutoModel" if "AutoModel" in known or not known else known[0])
+    model = auto.from_pretrained(source, revision=revision, trust_remote_code=True)
+    return {name: str(finding) for name, finding in check_loaded(model).items()}
+
+
+def _by_cause(findings: dict[str, str]) -> str:
+    """Findings in one line for each cause."""
+    names: dict[str, list[str]] = {}
+    for name, finding in findings.items():
+        names.setdefault(finding, []).append(name)
+    lines = (f"{each[0]}{f' and {len(each) - 1} more' * (len(each) > 1)}: {text}" for text, each in names.items())
+    return f"\n{'':16}".join(lines)
 
 
 def schemes(
-    name: Annotated[str | None, typer.Argument(help="A scheme: print its options and backends.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Scheme to describe; default: list all.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """List the position schemes; with NAME, the options of one and the backends that compute it."""
+    """List the position schemes; with NAME, print the options of one and the backends that compute it."""
     with plain_errors():
         check_json(json_file)
         with spinner(LOADING):
@@ -71,8 +92,8 @@ def schemes(
             rows = {each: _describe_scheme(SCHEMES[each]) for each in _by_use()}
             table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
             table.caption = (
-                "sides: tells left from right · past the trained range: the last row, no term, goes on, or an error\n"
-                "target: of convert --text · hf-relpos schemes NAME: source, options, backends"
+                "sides: tells left from right · past: terms beyond the trained range (last row, no term, computed, "
+                "error)\ntarget: of convert --text · hf-relpos schemes NAME: source, options, backends"
             )
             table.columns[0].no_wrap = True
             for each, row in rows.items():
@@ -150,7 +171,8 @@ def families(json_file: JsonFile = None) -> None:
             for name, family in FAMILIES.items()
         ]
         shown = ("checkpoints", "told by", "positions")
-        table = new_table(*shown, "direct", caption="direct: from_pretrained reads it, too")
+        columns = ("checkpoints", "recognised by", "positions", "direct")
+        table = new_table(*columns, caption="direct: from_pretrained reads it, too")
         table.columns[-1].justify = "center"
         table.columns[1].min_width = len("use_relative_position")  # the longest field, of NEZHA: not broken
         for each in rows:

@@ -16,13 +16,17 @@ def advanced(help: str, *names: str, metavar: str | None = None, **settings: Any
     return typer.Option(*names, rich_help_panel=ADVANCED, metavar=metavar, help=help, **settings)
 
 
-TEXT = "Text: .txt, .jsonl, .tsv, .csv, compressed or not, a folder of these, or a Hub dataset."
-FIELD = "Key or column in .jsonl, .tsv, .csv and datasets; 'text' by default. Repeated: one for each text, in order."
-JSON = "JSON file to write; with - it is printed, and all else goes to standard error."
+TEXT = "Text: a .txt, .jsonl, .tsv or .csv file, compressed or not, a folder of these, or a Hub dataset."
+FIELD = "Key or column in .jsonl, .tsv, .csv and datasets; default 'text'. Repeat it to give one for each text."
+JSON = "Write the result to a JSON file; with -, to standard output, and all other output to standard error."
 JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
 Fields = Annotated[list[str] | None, advanced(FIELD, metavar="KEY")]
+SkipUnreadable = Annotated[
+    bool,
+    advanced("Leave out text files without the field, or that are not text, with a warning.", "--skip-unreadable"),
+]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="After success, replace an existing OUT that holds only a checkpoint.")
+    bool, typer.Option("--overwrite", help="Replace an existing OUT, after success, if it contains only a checkpoint.")
 ]
 
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from huggingface_hub import ModelCardData, metadata_load
 
 from ..console import markdown_table
-from ..families.checkpoint import CARD, TOKENIZER_FILES
+from ..families.checkpoint import CARD
 from ..families.privacy import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
@@ -24,7 +23,7 @@ from .report import ConversionReport
 
 # Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
-# The Hub's task name of each head that has one, and what a visitor calls such a model.
+# The Hub's task name of each head that has one, and the usual name of such a model.
 TASKS = {
     "AutoModel": ("feature-extraction", "text encoder"),
     "AutoModelForPreTraining": ("fill-mask", "masked language model"),
@@ -61,7 +60,7 @@ def write_card(
         folder: folder of the result; modules.json marks a sentence-transformers folder.
         model: the result, which is left on the CPU.
     """
-    path, pools = folder / CARD, is_sentence_encoder(folder)
+    path, pools = folder / CARD, is_sentence_encoder(folder) and report.has_tokenizer
     if not path.exists():
         metadata = source_metadata(conversion.top)
         write_text(path, model_card(report, model.config, conversion.limit, metadata, pools))
@@ -88,13 +87,13 @@ def model_card(
         *_what(report, sentence_transformers),
         *_use(report, config, limit, sentence_transformers),
         *_fidelity(report),
-        "## What is not promised",
+        "## Limits",
         "\n".join(f"- {line}" for line in _limits(report, config, limit)),
         "## How it was made",
         *_text(report),
         f"```\n{command(report)}\n```",
         " · ".join(f"{name} {version}" for name, version in report.versions.items())
-        + ". `conversion.json` holds every tensor, option and figure.",
+        + ". `conversion.json` has every tensor, option and figure.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -102,7 +101,7 @@ def model_card(
 def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
     """The metadata for the Hub: origin, licence, task and text.
 
-    The agreement with the source is no result of a task, so that there is no model-index.
+    There is no model-index, because the agreement with the source is not the result of a task.
 
     Args:
         source: from `source_metadata`.
@@ -155,8 +154,7 @@ def command(report: ConversionReport) -> str:
     for key in ("seed", "architecture", "revision"):
         if key in arguments:
             words += [f"--{key}", str(arguments[key])]
-    if "allow_pickle" in arguments:
-        words.append("--allow-pickle")
+    words += [flag for flag in ("--skip-unreadable", "--allow-pickle") if flag[2:].replace("-", "_") in arguments]
     return shlex.join(words)
 
 
@@ -195,7 +193,7 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
             (
                 "How fast",
                 f"{speed['result'] / speed['source']:.2f} × the time of the source: {took} for {speed['tokens']:,} "
-                f"tokens, where the source takes {source_took} ({speed['device']}).",
+                f"tokens; the source takes {source_took} ({speed['device']}).",
             )
         )
     return [
@@ -211,22 +209,21 @@ def _how_close(report: ConversionReport) -> str:
         inside = [entry for entry in report.fidelity.lengths if entry.reference == "teacher"]
         ends = list({entry.length: entry for entry in (*inside[:1], *inside[-1:])}.values())
         figures = " and ".join(f"{entry.sentence_cosine:.3f} at {entry.length:,} tokens" for entry in ends)
-        cosine = f"On held-out text the cosine of its sentence vectors to the source's is {figures}. " if ends else ""
+        cosine = f"Cosine of its sentence vectors to the source's on held-out text: {figures}. " if ends else ""
         return f"{cosine}Verdict: {report.verdict}."
     if report.difference is not None:
-        return f"It computes what the source computes, to {report.difference:.1e} of the largest output."
+        return f"Its outputs equal the source's, to {report.difference:.1e} of the largest output."
     return f"Not measured: {METHODS[report.method].help}."
 
 
 def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool) -> list[str]:
     """The section about loading the model; arguments as in `model_card`."""
     auto = report.auto_class
-    tokenizer = any(fnmatch(name, kind) for name in report.files for kind in TOKENIZER_FILES)
     load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
     if sentence_transformers:
         load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"
     loads = {"model": load}
-    if not sentence_transformers and tokenizer:
+    if not sentence_transformers and report.has_tokenizer:
         imported += ", AutoTokenizer"
         loads["tokenizer"] = "AutoTokenizer.from_pretrained"
 
@@ -240,13 +237,13 @@ def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentenc
         argument = f"attention_window={max(1, limit // 2)}"
         if sentence_transformers:
             argument = f'config_kwargs={{"attention_window": {max(1, limit // 2)}}}'
-        long = f"For longer texts than it was made for, load it with `{argument}`"
+        long = f"For texts beyond that length, load it with `{argument}`"
         parts.append(long + (" and raise `model.max_seq_length`." if sentence_transformers else "."))
     if not config.save_code:
-        return [*parts, "It needs hf_relpos to be installed."]
+        return [*parts, "It requires hf_relpos."]
     # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
     elsewhere = lines(", trust_remote_code=True", "runs the code saved with the weights")
-    return [*parts, "Where hf_relpos is not installed:", _python(elsewhere)]
+    return [*parts, "Without hf_relpos:", _python(elsewhere)]
 
 
 def _python(lines: Sequence[str]) -> str:
@@ -259,7 +256,15 @@ def _text(report: ConversionReport) -> list[str]:
     if (text := report.details.get("text")) is not None:
         lines.append(f"{report.text_in_words} to the tokenizer.")
         if (distilled := report.details.get("distillation")) is not None:
-            lines.append(f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens.")
+            computed = report.details.get("computed", {})
+            lines.append(
+                f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens"
+                + (
+                    ", the student in {student}, the source in {teacher}, on {on}.".format(**computed)
+                    if computed
+                    else "."
+                )
+            )
         lines += [f"Note: {note}." for note in text["notes"]]
     return ["\n".join(lines)]
 
@@ -275,16 +280,16 @@ def _fidelity(report: ConversionReport) -> list[str]:
         for entry in measured.lengths:
             rows.append([f"{entry.length:,}", *entry.cosine_cells, *(entry.masked_cells if masked else ())])
         lines += [
-            "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source. The passages are "
-            "from the text below, and nothing was fitted to them."
-            + (" The last columns are about the prediction of masked tokens." if masked else ""),
+            "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source, on passages of "
+            "the text below that were not trained on."
+            + (" The last columns are about predictions of masked tokens." if masked else ""),
             markdown_table(columns, rows),
             *([f"{report.pairs_in_words}."] if report.pairs_in_words else []),
             f"**Verdict: {report.verdict}.**",
         ]
     elif report.difference is not None:
         lines.append(
-            f"Its outputs are the source's: the largest difference on a random batch is {report.difference:.1e} of "
+            f"Its outputs equal the source's: the largest difference on a random batch is {report.difference:.1e} of "
             "the largest output."
         )
     else:
@@ -299,25 +304,25 @@ def _fidelity(report: ConversionReport) -> list[str]:
 def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:
     lines = []
     if report.of_kind("folded"):
-        lines.append("Adapters (LoRA and the like) that were trained on the source's weights do not fit these.")
+        lines.append("Adapters (such as LoRA) that were trained on the source's weights do not fit this model.")
     if "text" in report.details:
-        lines.append("On text of another kind or language than it was made from it may be further from the source.")
+        lines.append("On text of another kind or language than the training text it may be further from the source.")
     if config.has_absolute_table:
-        lines.append(f"It reads {config.max_position_embeddings:,} tokens and not one more.")
+        lines.append(f"It reads at most {config.max_position_embeddings:,} tokens.")
         return lines
     past = [] if report.fidelity is None else [e for e in report.fidelity.lengths if e.reference != "teacher"]
     lines += [
-        f"The source was made for {limit:,} tokens. At {entry.length:,} this model's token cosine to what the source "
-        f"makes of overlapping windows is {entry.token_cosine:.2f}."
+        f"The source reads {limit:,} tokens. At {entry.length:,} tokens, where the source reads overlapping windows, "
+        f"the token cosine to it is {entry.token_cosine:.2f}."
         for entry in past
     ]
     longest = max([limit, *(entry.length for entry in past)])
-    line = f"It reads inputs of any length, but past {longest:,} tokens nothing says what is right. "
+    line = f"It reads inputs of any length, but beyond {longest:,} tokens it was not checked. "
     if config.attention_window is not None:
         line += f"Its configuration has `attention_window = {config.attention_window}`; test it on your task there."
     else:
         line += (
-            f"There, load it with `attention_window={max(1, limit // 2)}`, so that no token meets a distance that is "
-            "new to it, and test it on your task."
+            f"There, load it with `attention_window={max(1, limit // 2)}`, so that all distances are within the "
+            "trained range, and test it on your task."
         )
     return [*lines, line]

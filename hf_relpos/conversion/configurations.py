@@ -67,13 +67,12 @@ def target_config(
     method, given_options = METHODS[given.method], given.position_options
     if given_options is not None and not isinstance(given_options, Mapping):
         raise ConversionError(
-            f"position_options = {given_options!r} is not a mapping; give option names and values, such as "
-            "{'clip': 32}"
+            f"position_options = {given_options!r} is not a mapping; give names and values, such as {{'clip': 32}}"
         )
     if source.conv_kernel_size and method.learns:
         raise ConversionError(
-            f"conv_kernel_size = {source.conv_kernel_size}: layers are fitted one after the other, and none of them "
-            "holds this convolution; convert without a method, which is exact"
+            f"conv_kernel_size = {source.conv_kernel_size}: this convolution is not part of any layer, so distil "
+            "cannot train it; convert without a method, which is exact"
         )
     name: Any = given.position_embedding_type or (PLAIN_SCHEME if method.learns else None)
     if not spec.absolute:
@@ -82,8 +81,8 @@ def target_config(
     name = name or kept or DEFAULT_SCHEME
     if name in ([kept] if isinstance(kept, str) else kept or []) and method.learns:
         raise ConversionError(
-            f"position_embedding_type = {name!r}: {folder} has this scheme already, and keeps it; choose another one "
-            "to fit"
+            f"position_embedding_type = {name!r}: {folder} has this scheme already and keeps it; choose another one "
+            "to train"
         )
     scheme = None if name == kept else _find_scheme(name)
     options, types = dict(given_options or {}), name
@@ -94,7 +93,7 @@ def target_config(
         if options and {**spec.options, **options} != spec.options:
             raise ConversionError(
                 f"position_options = {options}: {folder} has this scheme already, with the options {spec.options}; "
-                "leave them out"
+                "leave position_options out"
             )
         options = spec.options
     elif isinstance(kept, list):
@@ -144,14 +143,13 @@ def _relative_config(
         if not method.learns:
             return source
         raise ConversionError(
-            f"position_embedding_type = {name!r}: the source has these positions already, nothing is to be fitted; "
-            "choose another scheme or other options"
+            f"position_embedding_type = {name!r}: the source has these positions already, so there is nothing to "
+            "train; choose another scheme or other options"
         )
     if not method.learns:
         raise ConversionError(
-            f"position_embedding_type = {name!r}, position_options = {options}: the source has "
-            f"{source.position_embedding_type!r}, and method = {given.method!r} keeps it; method = 'distil' learns "
-            "others from text"
+            f"position_embedding_type = {name!r}, position_options = {options}: method = {given.method!r} keeps the "
+            f"source's scheme {source.position_embedding_type!r}; method = 'distil' learns another one from text"
         )
     check_scheme(_find_scheme(name), method)
     return config
@@ -178,7 +176,7 @@ def _find_scheme(name: Any) -> type[Scheme]:
         ConversionError: for an unknown scheme, and several schemes.
     """
     if isinstance(name, list):
-        raise ConversionError(f"position_embedding_type = {name!r}: give one scheme, not several")
+        raise ConversionError(f"position_embedding_type = {name!r}: give one scheme, not a list")
     try:
         return find_scheme(name)
     except ValueError as error:

@@ -51,15 +51,15 @@ def export_checkpoint(
     Args:
         source: folder that `save_pretrained` or `convert` wrote, or a model.
         out: folder to write. The tokenizer's files are copied from the source, or from the folder or Hub repository
-            that the model was loaded from; a warning says that there are none.
+            that the model was loaded from. If there are none, a warning is raised.
         overwrite: replace an existing `out` that holds only a checkpoint.
 
     Returns:
         Name of the class of the exported model.
 
     Raises:
-        ConversionError: for a model that was not read from another architecture; a field, tensor or head that the
-            architecture does not have; and a folder that cannot be written.
+        ConversionError: if the model was not read from another architecture, has a field, tensor or head that the
+            architecture lacks, or the folder cannot be written.
     """
     target = check_target(out, overwrite, source if isinstance(source, str | Path) else None)
     model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
@@ -77,8 +77,8 @@ def export_checkpoint(
         raise ConversionError(describe_write_error(error, target)) from error
     if not set(copied) & set(TOKENIZER_FILES):
         warnings.warn(
-            f"{out}: has no tokenizer, since none was found in {origin or model.name_or_path or 'the model'}; write "
-            "one there with tokenizer.save_pretrained, or what loads the folder makes an empty one",
+            f"{out} has no tokenizer, because none was found in {origin or model.name_or_path or 'the model'}; save "
+            "one there with tokenizer.save_pretrained, otherwise AutoTokenizer creates an empty one",
             stacklevel=2,
         )
     return name
@@ -109,7 +109,7 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
     names = {head.__name__: head for head in HEADS.values()}
     name = (config.architectures or ["RelPosBertModel"])[0]
     if name not in names:
-        raise ConversionError(f"{folder}: architectures = {name!r} is not a class of this package; nothing to export")
+        raise ConversionError(f"{folder}: architectures = {name!r} is not a class of hf_relpos; nothing to export")
     return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
 
 
@@ -125,8 +125,8 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
     if family is None:
         known = ", ".join(repr(name) for name, each in FAMILIES.items() if each.read_directly)
         raise ConversionError(
-            f"converted_from = {model.config.converted_from!r}: only models that were read from a checkpoint of "
-            f"another architecture can be written as one; known: {known}"
+            f"converted_from = {model.config.converted_from!r}: only a model that was read from a checkpoint of one "
+            f"of these architectures can be exported: {known}"
         )
     spec = recognise(Path("config.json"), _fields(model.config, family))
     head = next(name for name, kind in ARCHITECTURES.items() if isinstance(model, kind))
@@ -147,8 +147,8 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
     if differing:
         listed = ", ".join(f"{name} = {getattr(own, name)!r}" for name in differing)
         raise ConversionError(
-            f"{listed}: {heads[head]} computes {', '.join(repr(getattr(again, name)) for name in differing)}, and has "
-            "no field to say otherwise; set it back, or keep the model as it is"
+            f"{listed}: {heads[head]} supports only {', '.join(repr(getattr(again, name)) for name in differing)}; "
+            "set it back, or keep the model in the format of hf_relpos"
         )
     return spec, heads[head]
 
@@ -209,8 +209,8 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: s
     lost = [each for each in used if each not in tensors]
     if stray or lost:
         raise ConversionError(
-            f"{name} has no place for {abbreviate(stray) or 'nothing'} and lacks {abbreviate(lost) or 'nothing'}; "
-            "merge adapters, and undo changes of the module tree"
+            f"tensors that {name} does not have: {abbreviate(stray) or 'none'}; tensors that the model lacks: "
+            f"{abbreviate(lost) or 'none'}. Merge adapters, and undo changes of the module tree"
         )
     stock.load_state_dict(under_own_names(spec, own, tensors, base), assign=True)
     stock.tie_weights()

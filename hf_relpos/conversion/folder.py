@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from transformers import PreTrainedModel
 
@@ -42,6 +42,7 @@ ENCODER_FILES = ("sentence_*_config.json",)
 TOKENIZER_CONFIG, SENTENCE_CONFIG = "tokenizer_config.json", "sentence_bert_config.json"
 MODULE_KINDS = ("cnn", "lstm", "phrasetokenizer", "whitespacetokenizer", "wordembedding")
 MODULE_FILES = ("config.json", *(f"{kind}_config.json" for kind in MODULE_KINDS), "vocab.txt", WEIGHTS)
+MAX_NAME_BYTES = 255
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
@@ -135,9 +136,9 @@ def locate(
         kind, path = str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", ""))
         if kind not in (*WEIGHTLESS, "Transformer") and not (folder / path / WEIGHTS).is_file():
             raise ConversionError(
-                f"{folder / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, since loading one can "
-                "run code. If you trust it, load the folder as a SentenceTransformer and save it again, which writes "
-                "safetensors, and convert that"
+                f"{folder / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, because loading one can "
+                "run code. If you trust it, load the folder as a SentenceTransformer, save it again as safetensors, "
+                "and convert that"
             )
     return folder, commit, layout
 
@@ -147,7 +148,7 @@ def read_layout(source: Path) -> Layout:
 
     Raises:
         ConversionError: for a modules.json without exactly one Transformer, with classes from code of the repository,
-            or with paths that lead out of it.
+            or with paths that name no folder in it.
     """
     if not (source / MODULES).is_file():
         return Layout()
@@ -155,22 +156,35 @@ def read_layout(source: Path) -> Layout:
     encoders: list[str] = []
     modules: list[str] = []
     for entry in read_json(listing, list):
-        kind, path = str(entry.get("type", "")), str(entry.get("path", ""))
+        kind, path = str(entry.get("type", "")), entry.get("path")
         if not kind.startswith("sentence_transformers."):
             raise ConversionError(
-                f"{listing}: type = {kind!r} is code of the repository, which is not run; to convert the encoder "
-                "alone, remove modules.json from a copy of the folder"
+                f"{listing}: type = {kind!r} is remote code, which is not run; to convert the encoder alone, remove "
+                "modules.json from a copy of the folder"
             )
-        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
+        if not isinstance(path, str) or not _can_name_a_folder(path):
+            raise ConversionError(
+                f"{listing}: path = {path!r} names no folder; give the relative path of the module's"
+            )
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or PureWindowsPath(path).anchor:
             raise ConversionError(f"{listing}: path = {path!r} leads out of the folder; correct it")
         (encoders if kind.endswith("Transformer") else modules).append(path)
     if len(encoders) != 1:
         raise ConversionError(
-            f"{listing}: lists {len(encoders)} modules of type Transformer, not one; to convert an encoder alone, "
-            "give its folder, without modules.json"
+            f"{listing}: {len(encoders)} modules have the type Transformer, but there must be one; to convert an "
+            "encoder alone, give its folder, without modules.json"
         )
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
     return Layout(encoders[0], tuple(path for path in modules if path not in own), listed=True)
+
+
+def _can_name_a_folder(path: str) -> bool:
+    """Whether a file system takes the path; a backslash would separate folders on Windows only."""
+    try:
+        parts = os.fsencode(path).split(b"/")
+    except UnicodeEncodeError:  # half a character
+        return False
+    return not any(len(part) > MAX_NAME_BYTES or b"\0" in part or b"\\" in part for part in parts)
 
 
 def is_sentence_encoder(folder: Path) -> bool:
@@ -192,7 +206,7 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
     try:
         target = Path(out).expanduser().resolve()
     except (OSError, RuntimeError) as error:  # circular links
-        raise ConversionError(f"out = '{out}' cannot be followed ({error}); choose another folder") from error
+        raise ConversionError(f"out = '{out}' cannot be resolved ({error}); choose another folder") from error
     if source is not None:
         check_apart(source, target)
     check_free(out, overwrite)
@@ -220,8 +234,8 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     files = sorted(path.name for path in folder.iterdir())
     if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
         raise ConversionError(
-            f"out = '{out}' is overwritten only if it holds a checkpoint, and its files ({abbreviate(files, 10)}) are "
-            "none: config.json or safetensors are missing. Move them, or choose another folder"
+            f"out = '{out}' is not overwritten: its files ({abbreviate(files, 10)}) are not a checkpoint, since "
+            "config.json or safetensors are missing. Move them, or choose another folder"
         )
 
 
@@ -235,8 +249,8 @@ def refuse_other_files(out: str | Path, others: Iterable[str]) -> None:
     """
     if others := list(others):
         raise ConversionError(
-            f"out = '{out}' is overwritten only if it holds a checkpoint and nothing else; in the way: "
-            f"{abbreviate(others, 10)}. Move {'it' if len(others) == 1 else 'them'}, or choose another folder"
+            f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
+            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
         )
 
 

@@ -1,6 +1,9 @@
 """Agreement of a result with its source on held-out text."""
 
+import platform
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,8 +36,8 @@ def held_out_fidelity(
 ) -> dict[str, Any]:
     """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
 
-    Both models are left with the default attention. `skipped` lists the lengths that the text does not fill. `pairs`
-    has the token cosine in each segment of pairs, for a source that reads pairs.
+    Both models keep the default attention. `skipped` lists the lengths that the text does not fill. If the source
+    reads segment pairs, `pairs` has the token cosine in each segment.
     """
     limit = conversion.limit
     lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
@@ -46,14 +49,14 @@ def held_out_fidelity(
         windows += gather(conversion, tokenizer, "check", tokens, (length,), seed, 0.0).ids
     rows_by_length = _cut(tokenizer, windows, lengths)
     if not rows_by_length:
-        return {"skipped": f"no text was left to check with that fills {min(lengths)} tokens; give more text"}
+        return {"skipped": f"no held-out text fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
     for model in (student, teacher):
         model.set_attn_implementation(AUTO)
     result = fidelity(teacher, student, rows_by_length, mask_token_id=mask, seed=seed, progress=progress)
     for length in lengths:
         if length not in rows_by_length:
-            result.skipped[length] = f"no text was left to check with that fills {length:,} tokens; give more text"
+            result.skipped[length] = f"no held-out text fills {length:,} tokens; give more text"
     found = result.to_dict()
     layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is not None:
@@ -68,9 +71,9 @@ def held_out_fidelity(
 
 @torch.inference_mode()
 def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel) -> dict[str, Any]:
-    """The content of `details["speed"]`: seconds of both encoders for one row as long as the source reads, and where.
+    """The content of `details["speed"]`: seconds of both encoders for one row of the source's limit, and the device.
 
-    Each is the fastest of several runs, in turns, since other processes only make a run slower.
+    Each is the fastest of several runs, in turns, because other processes only make a run slower.
     """
     length = min(EVALUATED_LENGTHS[-1], teacher.config.max_position_embeddings)
     ids = torch.full((1, length), 5, device=student.device).clamp_max(student.config.vocab_size - 1)
@@ -80,12 +83,20 @@ def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel
             start = time.perf_counter()
             model.base_model(input_ids=ids).last_hidden_state.sum().item()  # waits for a GPU
             seconds[name].append(time.perf_counter() - start)
-    threads = torch.get_num_threads()
-    cpu = f"CPU, {threads} thread{'s' * (threads > 1)}"
-    device = (
-        torch.cuda.get_device_name(ids.device) if ids.is_cuda else cpu if ids.device.type == "cpu" else ids.device.type
-    )
-    return {"tokens": length, "device": device, **{name: min(each) for name, each in seconds.items()}}
+    best = {name: min(each) for name, each in seconds.items()}
+    return {"tokens": length, "device": processor_name(ids.device), **best}
+
+
+def processor_name(device: torch.device) -> str:
+    """What computes there: the GPU, or the CPU and the number of its threads."""
+    if device.type != "cpu":
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    threads, cpu = torch.get_num_threads(), platform.processor() or platform.machine()
+    with suppress(OSError, KeyError):  # there is one on Linux, where platform knows the architecture alone
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in first.splitlines()}
+        cpu = f"{fields['model name']} {fields['cpu family']}/{fields['model']}"
+    return f"{cpu}, {threads} thread{'s' * (threads > 1)}"
 
 
 @torch.no_grad()

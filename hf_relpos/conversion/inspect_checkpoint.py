@@ -1,13 +1,30 @@
 """Recognise a checkpoint, and name the command to run on it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..families.checkpoint import CHECKPOINT_FILES, download, has_safetensors, read_config, tensor_names
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
+
+from ..families.checkpoint import (
+    CHECKPOINT_FILES,
+    PICKLES,
+    conversion_errors,
+    download,
+    has_safetensors,
+    read_config,
+    tensor_names,
+)
+from ..families.errors import ConversionError, UnsupportedError, abbreviate
+from ..families.loaded import planned_load
 from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, check_tables, recognise
-from ..families.registry import FAMILIES, OWN
-from ..models.checkpoint_files import read_json
+from ..families.registry import FAMILIES, OWN, resemblance
+from ..models.checkpoint_files import INDEX, WEIGHTS, check_weights, read_json, weight_files
+from ..models.loading import WITHOUT_POSITIONS
 from ..schemes.registry import STOCK_SCHEME
 from .folder import SENTENCE_CONFIG
 
@@ -22,15 +39,16 @@ class Inspection:
 
     Attributes:
         name: name given by the caller.
-        family: key of `FAMILIES`, or `relpos_bert`.
+        family: key of `FAMILIES`, or `relpos_bert`, or the model_type of an architecture that is not converted.
         architecture: the class in its config.json; empty for none.
-        positions: absolute or the scheme with its options, and the evidence.
+        positions: absolute or the scheme with its options, and the evidence; empty if it is not converted.
         trained_length: `max_position_embeddings`, in tokens; None if the configuration has none.
         max_seq_length: tokens to which its SentenceTransformer cuts texts; None for none.
         tables: names of the position tensors.
         elsewhere: what Transformers v5 without this package does with it.
         load: expression that reads a relative checkpoint of another architecture as it is; empty for none.
-        command: the command that converts it; empty if none is needed.
+        command: the command that converts it; empty if none is needed, or there is none.
+        refused: why a checkpoint of a known architecture is not converted as it is; empty if it is.
     """
 
     name: str
@@ -41,38 +59,56 @@ class Inspection:
     max_seq_length: int | None
     tables: tuple[str, ...]
     elsewhere: str
-    load: str
-    command: str
+    load: str = ""
+    command: str = ""
+    refused: str = ""
 
 
 def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspection:
-    """Recognise a checkpoint by its config.json and the names of its tensors, which are not read.
+    """Recognise a checkpoint by its config.json and the names and shapes of its tensors, which are not read.
 
     Args:
         source: folder or Hub repository, whose files are downloaded as for a conversion.
         revision: revision of the Hub repository.
 
     Raises:
-        ConversionError: for a checkpoint that cannot be found, is broken or has an unknown architecture.
+        ConversionError: for a checkpoint that cannot be found, is broken or incomplete, or has an architecture that
+            neither this package nor Transformers knows.
     """
     files = (*CHECKPOINT_FILES, SENTENCE_CONFIG)
-    folder = local_folder(source, revision) or download(str(source), revision, "", files)[0]
+    here = local_folder(source, revision)
+    folder = here or download(str(source), revision, "", files)[0]
+    config = read_config(folder)
+    with conversion_errors():
+        weights = weight_files(folder)
+        check_weights(weights)
+    if here and not weights and not any(path for pattern in PICKLES for path in folder.glob(pattern)):
+        raise ConversionError(f"{folder}: no {WEIGHTS} or {INDEX}; restore the weights")
     names = tensor_names(folder)
-    spec = recognise(folder, read_config(folder), names)
-    check_tables(spec, folder, names)
-    family = next((name for name, family in FAMILIES.items() if family is spec.family), "relpos_bert")
-    architectures = spec.config.get("architectures") or [""]
+    spec, refused = None, ""
+    try:
+        spec = recognise(folder, config, names)
+        check_tables(spec, folder, names)
+        refused = _without_positions(spec, names, str(source))
+    except UnsupportedError as error:
+        if not _has_class(folder, config) and "auto_map" not in config:
+            raise
+        refused = str(error) if config.get("model_type") in FAMILIES else ""
+    family = next((name for name, family in FAMILIES.items() if spec and family is spec.family), "relpos_bert")
     return Inspection(
-        str(source),
-        family,
-        str(architectures[0]),
-        _positions(spec),
-        spec.fields.get("max_position_embeddings"),
-        read_json(folder / SENTENCE_CONFIG).get("max_seq_length") if (folder / SENTENCE_CONFIG).is_file() else None,
-        tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
-        _elsewhere(spec),
-        _load(spec, str(source)),
-        _command(spec, folder, str(source)),
+        name=str(source),
+        family=family if spec else str(config.get("model_type", "")),
+        architecture=str((config.get("architectures") or [""])[0]),
+        positions=_positions(spec) if spec else "",
+        trained_length=(spec.fields if spec else config).get("max_position_embeddings"),
+        max_seq_length=(
+            read_json(folder / SENTENCE_CONFIG).get("max_seq_length") if (folder / SENTENCE_CONFIG).is_file() else None
+        ),
+        tables=tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
+        elsewhere=_elsewhere(folder, config, weights, spec),
+        load=_load(spec, str(source)) if spec else "",
+        command=_command(spec, folder, str(source)) if spec and not refused else "",
+        refused=refused,
     )
 
 
@@ -84,25 +120,85 @@ def _positions(spec: CheckpointSpec) -> str:
     return " + ".join(kinds) + (f" ({options})" if options else "") + f": {spec.evidence}"
 
 
-def _elsewhere(spec: CheckpointSpec) -> str:
+def _without_positions(spec: CheckpointSpec, names: list[str], source: str) -> str:
+    """Likely cause and remedy if an absolute checkpoint has no position table; empty if it has one."""
+    if not names or not spec.absolute or spec.family is OWN or any(POSITION_TENSORS[0] in name for name in names):
+        return ""
+    remedy = resemblance(names, source, spec.config.get("model_type", "")) or WITHOUT_POSITIONS.format(source=source)
+    return f"the weights have no table of positions. {remedy}"
+
+
+def _has_class(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether Transformers has a class for a checkpoint, without code of the checkpoint."""
+    if config.get("model_type"):
+        return config["model_type"] in CONFIG_MAPPING
+    try:  # it looks for a model_type in the name of the folder
+        AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: CheckpointSpec | None) -> str:
     """What Transformers v5 without this package does with the checkpoint, and with code that comes with it."""
-    said = _without_remote_code(spec)
-    if spec.family is OWN or not spec.config.get("auto_map"):
+    if spec and spec.family is OWN:
+        return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
+    said = _without_remote_code(folder, config, files, spec)
+    if not config.get("auto_map"):
         return said
     return (
-        f"{said}. Its remote code: Transformers leaves buffers unfilled that are computed when the model is built; "
-        "hf_relpos.fill_buffers(model) names and fills them, and --trust-remote-code looks for them here"
+        f"{said}. Its remote code: Transformers leaves buffers uninitialised that are computed when the model is "
+        "built. --trust-remote-code runs it here and compares what it loads with the files, as "
+        "hf_relpos.check_loaded(model) does; hf_relpos.fill_buffers(model) fills the buffers"
     )
 
 
-def _without_remote_code(spec: CheckpointSpec) -> str:
-    if spec.family is OWN:
-        return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
-    if spec.legacy_attention is not None:
-        return "loads it without its relative positions, which its load report lists as UNEXPECTED: other outputs"
-    if spec.family.stock is None:
-        return "has no class for it: read as a BERT its feed-forward weights would be random"
-    return "loads it as it is; hf_relpos.optimize(model) makes that faster on a CPU"
+def _without_remote_code(
+    folder: Path, config: Mapping[str, Any], files: list[str], spec: CheckpointSpec | None
+) -> str:
+    """What a load by a class of Transformers would do, which is built on the meta device."""
+    if not _has_class(folder, config):
+        return "has no class for it: AutoModel raises an error"
+    try:
+        model = _stock_model(folder)
+    except Exception as error:  # whatever a class raises for an unsound configuration
+        return f"has a class for it, which cannot be built from config.json ({type(error).__name__}: {error})"
+    count = len(list(model.parameters()))
+    random, left, other_sizes = planned_load(model, files) if files else ([], [], [])
+    if other_sizes:
+        return f"raises an error: sizes other than config.json's of {abbreviate(other_sizes, 2)}"
+    random = [name for name in random if "pooler." not in name]  # masked language models are saved without it
+    faults = []
+    if left:
+        what = "its relative positions" if any("distance_embedding" in name for name in left) else "tensors"
+        faults.append(f"leaves out {what} (UNEXPECTED in its load report: {abbreviate(left, 1)})")
+    if random:
+        listed = f"MISSING in its load report: {abbreviate(random, 2)}"
+        faults.append(f"starts {len(random)} of {count} parameters at random ({listed})")
+    if faults:
+        return f"reads it as {type(model).__name__}, and {' and '.join(faults)}: wrong outputs"
+    trained = spec.options.get("trained") if spec else None
+    past = f", right up to {trained:,} tokens" if trained else ""
+    return f"loads it as it is{past}" + (
+        "; hf_relpos.optimize(model) makes that faster on a CPU" * (spec is not None or _encodes(model))
+    )
+
+
+def _stock_model(folder: Path) -> PreTrainedModel:
+    """The class that config.json names, or else the encoder, without memory for its weights."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    named: Any = getattr(transformers, str((config.architectures or [""])[0]), None)
+    kind = getattr(named, "config_class", None)
+    build = named if kind is not None and isinstance(config, kind) else AutoModel.from_config
+    with torch.device("meta"):
+        model: PreTrainedModel = build(config)
+    return model
+
+
+def _encodes(model: PreTrainedModel) -> bool:
+    """Whether Transformers has the model as an encoder of text."""
+    kinds = (transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_TEXT_ENCODING_MAPPING)
+    return any(type(model.config) in kind for kind in kinds)
 
 
 def _load(spec: CheckpointSpec, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..attention.cpu_gemm import multiplies_bfloat16
+from ..attention.cpu_gemm import linear_library, multiplies_bfloat16
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
@@ -23,7 +23,7 @@ from ..families.names import is_scheme
 from ..live.optimize import optimize
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .build import build_teacher, fold
-from .held_out import held_out_fidelity, speed
+from .held_out import held_out_fidelity, processor_name, speed
 from .plan import Conversion
 from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token, window_lengths
 
@@ -67,8 +67,10 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
     marks = {"": time.process_time()}
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
-    # bfloat16 is faster where the processor multiplies it, and the result is as close to the source
-    fast = "bfloat16" if conversion.device.type == "cpu" and multiplies_bfloat16() else "float32"
+    # bfloat16 is faster where the processor multiplies it, and the result is as close to the source; targets are exact
+    is_fast = conversion.device.type == "cpu" and multiplies_bfloat16() and linear_library().allowed
+    fast = "bfloat16" if is_fast else "float32"
+    conversion.details["computed"] = {"student": fast, "teacher": "float32", "on": processor_name(conversion.device)}
     with progress_bar(console, not console.quiet, first="reading the text") as progress:
         with _optimized(student, teacher, fast):
             conversion.details["distillation"] = _distil(student, teacher, tokenizer, conversion, console, progress)
@@ -81,7 +83,7 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
     conversion.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
     model.to("cpu", dtype)
     return {
-        name: "fitted" if is_scheme(name) else "fitted to the source's outputs on text"
+        name: "trained" if is_scheme(name) else "trained to reproduce the source's outputs on text"
         for name, tensor in model.state_dict().items()
         if not torch.equal(tensor, original[name])
     }
@@ -89,39 +91,41 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
 
 @contextmanager
 def _optimized(student: torch.nn.Module, teacher: torch.nn.Module, precision: str) -> Iterator[None]:
-    """Context with fast products of both models. Padding stays, since hidden states are compared."""
-    with optimize(student, precision, unpad=False), optimize(teacher, precision, unpad=False):
+    """Context with fast products of both models, the student's in a precision. Hidden states of padding are needed."""
+    with optimize(student, precision, unpad=False), optimize(teacher, "float32", unpad=False):
         yield
 
 
 def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> None:
     options, limit = conversion.options, conversion.limit
     if model.config.is_decoder:
-        raise ConversionError("is_decoder = True: only encoders learn from text; choose method = 'keep' or 'drop'")
+        raise ConversionError(
+            "is_decoder = True: method = 'distil' supports encoders only; choose method = 'keep' or 'drop'"
+        )
     if options.distil_tokens is not None and options.distil_tokens < TOO_FEW:
         raise ConversionError(
-            f"method_options['distil_tokens'] = {options.distil_tokens}: too few to learn anything; ask for at least "
+            f"method_options['distil_tokens'] = {options.distil_tokens} is too few to learn from; give at least "
             f"{TOO_FEW}, or leave it out"
         )
     length, window = options.length, options.window
     fitted = max(window_lengths(limit))
     if length is not None and length < limit and length <= fitted:
         raise ConversionError(
-            f"method_options['length'] = {length}: rows of up to {fitted} tokens are learnt from in any case, and so "
-            f"it would change nothing; leave it out, or give more than {limit}, which is what the source reads"
+            f"method_options['length'] = {length} has no effect: training always uses rows of up to {fitted} tokens; "
+            f"leave it out, or give more than {limit}, the limit of the source"
         )
     longest = max(fitted, length or 0)
     if window is not None and window >= longest - 1 and longest <= limit:
         raise ConversionError(
-            f"method_options['window'] = {window}: in the rows to learn from, of at most {longest} tokens, none is "
-            f"so far from another, so it would change nothing there; give less than {longest - 1}, or longer rows "
-            "with 'length', or leave it out and set attention_window when you load the result"
+            f"method_options['window'] = {window} has no effect on training rows of at most {longest} tokens; give "
+            f"less than {longest - 1}, or longer rows with 'length', or leave it out and set attention_window when "
+            "you load the result"
         )
     tokens = options.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:
         raise ConversionError(
-            f"method_options['length'] = {length}: half of {tokens} tokens is less than one such row; ask for more "
-            "steps, or for a shorter length"
+            f"method_options['length'] = {length} is too long for {tokens} training tokens: half of them do not fill "
+            "one row; give more steps, or a shorter length"
         )
 
 
@@ -165,9 +169,9 @@ def _distil(
 
 @contextmanager
 def _frozen(student: RelPosBertPreTrainedModel, words: bool) -> Iterator[None]:
-    """Context without training of what attention does not need: the matrices of the feed-forward layers, and `words`.
+    """Context in which the matrices of feed-forward layers, and with `words` the word embeddings, are not trained.
 
-    They are five sixths of the parameters of all-MiniLM-L6-v2, which comes as close without their training.
+    They are five sixths of the parameters of all-MiniLM-L6-v2, and training them brings it no closer to the source.
     """
     base = student.base_model
     matrices = [part.dense.weight for layer in base.encoder.layer for part in (layer.intermediate, layer.output)]
@@ -192,8 +196,8 @@ def _fold(
 ) -> None:
     """Add the mean of the source's positions in these windows to the embeddings, and [CLS]'s to its own.
 
-    An output layer that is tied to the word embeddings would predict [CLS] everywhere with position vector 0 in its
-    embedding. The mean increase of its logit over the text is taken off its bias.
+    With position vector 0 in its embedding, [CLS] would be predicted everywhere by an output layer that is tied to the
+    word embeddings. So the mean increase of its logit over the text is subtracted from its bias.
     """
     counts = torch.zeros(len(table), dtype=torch.float64)
     for ids in windows.ids:
@@ -224,12 +228,12 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     tokenizer, reason = find_tokenizer(folder, local_files_only=True)
     if reason:
         raise ConversionError(
-            f"{folder}: its tokenizer cannot be loaded ({reason}), and the method needs its tokens; add its files to "
-            "the folder (`tokenizer.save_pretrained`)"
+            f"{folder}: the tokenizer cannot be loaded ({reason}), but the method requires it; add its files to the "
+            "folder (`tokenizer.save_pretrained`)"
         )
     if len(tokenizer) > vocab_size:
         raise ConversionError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens, and vocab_size = {vocab_size}; add those of the "
-            "tokenizer that the model was trained with"
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens, but vocab_size = {vocab_size}; add the files of "
+            "the tokenizer that the model was trained with"
         )
     return tokenizer

@@ -35,30 +35,30 @@ class DistilOptions:
     )
     length: int | None = setting(
         None,
-        "tokens of the longest rows to learn from. Where the source does not read as many, another step on such rows, "
-        "which it reads in overlapping windows, follows every third of `steps`. A positive integer, or None for the "
-        "source's length",
+        "number of tokens that the result has to read. Beyond the source's limit, every third of `steps` is followed "
+        "by a step on a row of this length, which the source reads in overlapping windows. A positive integer, or "
+        "None for the source's limit",
         is_count,
         optional=True,
     )
     window: int | None = setting(
         None,
-        "attention_window of the result; a positive integer, such as `length` for attention to all tokens. None: half "
-        "of the source's length for a longer `length`, and no window otherwise",
+        "attention_window of the result; a positive integer (the value of `length` lets all tokens attend to all). "
+        "None: half of the source's limit if `length` is beyond it, otherwise no window",
         is_count,
         optional=True,
     )
     pairs: float | None = setting(
         None,
-        "share of the windows that are trained on as pairs of segments with their token types, for tasks such as "
-        "question answering; only windows that the source reads at once count; 0 to 1. None: 0.5, and 0 for a source "
-        "without two token types",
+        "share of the training windows that are pairs of segments with token types, for tasks such as question "
+        "answering; windows beyond the source's limit are not counted; 0 to 1. None: 0.5, or 0 if the source does not "
+        "distinguish two token types",
         is_share,
         optional=True,
     )
     mask: float = setting(
         0.15,
-        "share of the tokens that are [MASK] in half of the text, for a model that predicts masked tokens; 0 to 0.5",
+        "share of [MASK] tokens in half of the windows, for a model that predicts masked tokens; 0 to 0.5",
         lambda value: is_share(value) and value <= 0.5,
     )
 
@@ -70,7 +70,7 @@ class DistilOptions:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of conversion: how the positions are treated.
+    """A method of conversion: how absolute and relative positions are treated.
 
     Attributes:
         help: one line for the command line.
@@ -98,33 +98,33 @@ class Method:
     def unsupported_reason(self, scheme: type[Scheme]) -> str:
         """Why the result cannot have a scheme; empty if it can."""
         if scheme.required_inputs:
-            return f"this scheme needs inputs that the source does not have ({', '.join(scheme.required_inputs)})"
+            return f"the scheme requires inputs that the source does not have ({', '.join(scheme.required_inputs)})"
         if not self.from_absolute:  # the tables decide
             return ""
         if scheme.learned_input_table and not self.keeps_table:
-            return "this scheme has absolute positions at the input, which the method removes"
+            return "the scheme adds absolute positions to the input, which the method removes"
         if not scheme.zero_is_neutral:
-            return "this scheme cannot start without an effect, so the outputs would change at random"
+            return "the terms of the scheme cannot start at zero, so the outputs would change"
         return ""
 
 
 METHODS: dict[str, Method] = {
     "keep": Method(
-        "keep absolute positions; relative terms start at zero. The same outputs, to be trained further",
+        "keep absolute positions; relative terms start at zero. Same outputs; for further training",
         keeps_table=True,
         exact=True,
     ),
-    "drop": Method("replace absolute positions by their mean vector; relative terms start at zero. Needs training"),
+    "drop": Method("average absolute positions; relative terms start at zero. Outputs change, so training is needed"),
     "distil": Method(
-        "add absolute positions to the embeddings, then train relative terms, which start at zero, and weights to "
-        "compute what the source computes. Close to the source's outputs",
+        "average absolute positions into the embeddings, start relative terms at zero, and train on text to reproduce "
+        "the source's hidden states and attention. Outputs close to the source's",
         from_relative=True,
         learns=True,
         options_type=DistilOptions,
     ),
     "exact": Method(
-        "for a checkpoint that is relative already (ours; NEZHA; BERT, RoBERTa, … with relative_key): rename "
-        "its weights. The same outputs",
+        "for a checkpoint with relative positions (hf_relpos; NEZHA; BERT, RoBERTa, … with relative_key): rename its "
+        "weights. Same outputs",
         exact=True,
         from_absolute=False,
         from_relative=True,
@@ -142,8 +142,8 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
         supported = [name for name, candidate in SCHEMES.items() if not method.unsupported_reason(candidate)]
         other = not method.learns and not METHODS["distil"].unsupported_reason(scheme)
         raise ConversionError(
-            f"position_embedding_type = {scheme.name!r}: {reason}; this method supports: {', '.join(supported)}"
-            + "; method='distil' learns it from text" * other
+            f"position_embedding_type = {scheme.name!r}: {reason}; the method supports: {', '.join(supported)}"
+            + "; method = 'distil' learns it from text" * other
         )
 
 
@@ -165,9 +165,9 @@ class Quality:
 DEFAULT_QUALITY = "default"
 # Agreement and time of each: docs/results/benchmarks/conversion.md.
 QUALITIES = {
-    "fast": Quality("quickest to make, a little less close to the source", PLAIN_SCHEME, {"steps": 150}),
-    DEFAULT_QUALITY: Quality("close to the source, and little slower than it", PLAIN_SCHEME, {"steps": 400}),
-    "faithful": Quality("closest to the source; slower to make, and to run", GENERAL_SCHEME, {"steps": 1000}),
+    "fast": Quality("fastest conversion, slightly less close to the source", PLAIN_SCHEME, {"steps": 150}),
+    DEFAULT_QUALITY: Quality("close to the source, and nearly as fast", PLAIN_SCHEME, {"steps": 400}),
+    "faithful": Quality("closest to the source; slower to convert and to run", GENERAL_SCHEME, {"steps": 1000}),
 }
 
 
@@ -184,6 +184,7 @@ class Arguments:
     quality: str | None
     texts: str | Path | Iterable[str | Path] | None
     field: str | Sequence[str]
+    skip_unreadable: bool
     seed: int
     architecture: str | None
     revision: str | None

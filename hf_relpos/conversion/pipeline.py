@@ -32,8 +32,12 @@ from .verify import compare_outputs, compare_tensors, has_reference
 
 APPLY: dict[str, Apply] = {"keep": keep, "drop": drop, "distil": learn, "exact": keep}
 NOT_COMPARED = (
-    "Transformers has no class for the source, so that no outputs were compared: every tensor was read back from the "
-    "result as it was in the source"
+    "Transformers has no class for the source, so outputs were not compared; every tensor of the result was read back "
+    "and equals the source's"
+)
+NO_TOKENIZER = (
+    "the source has no tokenizer, and a SentenceTransformer of the result would read every word as unknown: put one "
+    "into the folder (`tokenizer.save_pretrained`) before you load it as one"
 )
 
 
@@ -48,6 +52,7 @@ def convert(
     quality: str | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
     field: str | Sequence[str] = "text",
+    skip_unreadable: bool = False,
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
@@ -71,34 +76,35 @@ def convert(
             also keeps its T5 bias.
         position_options: options of that scheme.
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
-            `distil` (train a model whose relative terms start at zero to the source's outputs on `texts`; also for
-            relative sources), `exact` (for relative sources alone: keep tables and outputs). None for that of
+            `distil` (start relative terms at zero and train the model on `texts` to reproduce the source; also for
+            relative sources), `exact` (for relative sources only: keep tables and outputs). None for that of
             `quality`; without a quality, `exact` for a relative source, else `keep`.
         method_options: options of the method: keys of `METHODS[method].options`.
         quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
             are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,
             otherwise for no preset.
         texts: for a method that learns from text: one path or several, read by `hf_relpos.data.read_texts`, each with
-            the same share of the tokens; or documents (strings). Of several, strings that name existing files are
-            paths; a Hub dataset is one as a Path. An iterator of documents is read once, up to 100 million characters.
+            the same share of the tokens; or documents (strings). In a list, strings that name existing files are
+            paths; give a Hub dataset as a Path. An iterator of documents is read once, up to 100 million characters.
         field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
             of `texts`.
+        skip_unreadable: leave out, with a warning, text files without that field, or that are not text.
         seed: random seed, 0 to 2³² − 1.
         architecture: class with the head to keep; by default the class in config.json.
         revision: branch, tag or commit of a Hub repository.
         allow_pickle: if there are no safetensors, read (and download) `pytorch_model.bin` or its shards with
-            `torch.load(weights_only=True)`, which makes tensors only; for checkpoints whose origin you trust.
+            `torch.load(weights_only=True)`, which creates tensors only. Use it for checkpoints that you trust.
         overwrite: replace an existing `out`, after success, if it holds only a checkpoint.
-        device: device of a method that learns from text, such as "cpu" or "cuda:1", with float64 support. None for an
-            accelerator if there is one, else the CPU.
-        progress: show a progress bar; without a terminal, a line every half minute.
+        device: device of a method that learns from text, such as "cpu" or "cuda:1"; it must support float64. None for
+            an accelerator if there is one, else the CPU.
+        progress: show a progress bar; without a terminal, print a line every 30 seconds.
 
     Returns:
         The report, as in `conversion.json`.
 
     Raises:
-        ConversionError: for a source that cannot be converted, an unknown scheme or option, and a folder that cannot
-            be written; names the cause and the remedy.
+        ConversionError: if the source cannot be converted, a scheme or option is unknown, or a folder cannot be
+            written. The message names the cause and the remedy.
     """
     given = Arguments(**locals())  # before there are other variables
     conversion = plan_conversion(given, check_target(out, overwrite, source))
@@ -162,7 +168,7 @@ def _report(
     if conversion.method.exact and not has_reference(conversion):
         notes.append(NOT_COMPARED)
     if parts := {str(step.source).partition(".")[0] for step in steps if left and step.note == left}:
-        notes.append(f"left out {', '.join(sorted(parts))}: {left}")
+        notes.append(f"not converted: {', '.join(sorted(parts))} ({left})")
     return ConversionReport(
         source=source.name,
         revision=source.revision,
@@ -207,4 +213,7 @@ def _write(
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
     others = () if report.revision else left_out(top, layout, files)
-    return replace(report, files=tuple(files), left_out=others), reloaded
+    report = replace(report, files=tuple(files), left_out=others)
+    if layout.listed and not report.has_tokenizer:
+        report = replace(report, notes=(*report.notes, NO_TOKENIZER))
+    return report, reloaded

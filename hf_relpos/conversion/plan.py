@@ -1,4 +1,4 @@
-"""The plan of a conversion: all choices that are made, and checked, before the weights are read."""
+"""The plan of a conversion: all choices, made and checked before the weights are read."""
 
 import os
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class Conversion:
 
     @property
     def new_length(self) -> int | None:
-        """Tokens that the result was made for; None if it has the outputs of the source and reads as much as it."""
+        """Tokens that the result was made for; None if it has the source's outputs and the source's limit."""
         length = self.config.max_position_embeddings
         if self.method.exact and length == self.limit:
             return None
@@ -90,9 +90,9 @@ class Conversion:
 
     @property
     def window(self) -> int | None:
-        """`attention_window` of the result; where rows past the source's limit are learnt from, half of that limit.
+        """`attention_window` of the result; half of the source's limit if longer rows are trained on.
 
-        Then no token meets a distance that few rows have shown, and long rows cost less.
+        Then all distances are frequent in training, and long rows cost less.
         """
         past = (getattr(self.options, "length", None) or 0) > self.limit
         return getattr(self.options, "window", None) or (max(1, self.limit // 2) if past else None)
@@ -103,15 +103,15 @@ class Conversion:
         limit = self.limit
         if self.config.has_absolute_table:
             return (
-                f"It computes what the source computes, and like it reads {limit:,} tokens and not one more. "
-                f"For longer texts convert with --text FILE --method-option length={4 * limit}."
+                f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. "
+                f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
             )
         if self.method.exact:
-            return f"It computes what the source computes; made for {limit:,} tokens, it reads longer texts, too."
+            return f"Its outputs equal the source's. It was made for {limit:,} tokens and also reads longer texts."
         if not self.method.learns:
             return (
-                "It reads texts of any length, and its outputs are far from the source's until it is trained. For a "
-                "model that can be used as it is, convert with --text FILE instead of --method drop."
+                "It reads texts of any length. Its outputs are far from the source's until you train it. For a model "
+                "to use without training, convert with --text FILE instead of --method drop."
             )
         return f"It reads texts of any length and was made for {self.new_length:,} tokens" + (
             f", with attention_window = {self.window} in its configuration."
@@ -134,6 +134,7 @@ class Conversion:
             "method_options": given.method_options,
             "texts": None if self.texts is None else names,
             "field": None if given.field == "text" else given.field,
+            "skip_unreadable": given.skip_unreadable or None,
             "seed": given.seed if self.method.learns else None,
             "architecture": given.architecture,
             "revision": self.source.revision,
@@ -196,11 +197,11 @@ def choose_quality(given: Arguments, spec: CheckpointSpec) -> Arguments:
         )
     if given.method is not None and not METHODS[given.method].learns:
         raise ConversionError(
-            f"quality = {name!r}: method = {given.method!r} learns nothing, and has no qualities; leave one of them "
-            "out"
+            f"quality = {name!r} cannot be combined with method = {given.method!r}, which does not learn; leave one "
+            "of them out"
         )
     if not has_text:
-        raise ConversionError(f"quality = {name!r}: learns from text; give texts, some hundred sentences")
+        raise ConversionError(f"quality = {name!r} requires `texts` (a few hundred sentences are enough)")
     preset, scheme, options = QUALITIES[name], given.position_embedding_type, given.method_options
     if options is None or isinstance(options, Mapping):  # anything else is rejected later
         options = {**preset.method_options, **(options or {})}
@@ -228,12 +229,12 @@ def choose_method(given: Arguments, spec: CheckpointSpec, folder: Path) -> Argum
         return given
     if spec.absolute:
         raise ConversionError(
-            f"method = {given.method!r}: {folder} has absolute positions, not relative ones to take over; choose "
+            f"method = {given.method!r} requires relative positions, but {folder} has absolute ones; choose "
             f"{' or '.join(supported)}"
         )
     raise ConversionError(
-        f"method = {given.method!r}: {folder} is relative already ({spec.evidence}) and has no absolute positions to "
-        f"{given.method}; leave the method out, or choose {' or '.join(supported)}"
+        f"method = {given.method!r} requires absolute positions, but {folder} has relative ones ({spec.evidence}); "
+        f"leave the method out, or choose {' or '.join(supported)}"
     )
 
 
@@ -246,21 +247,18 @@ def check_text(given: Arguments) -> list[Path] | list[str] | None:
     method, texts, fields = given.method, given.texts, given.field
     learns = METHODS[str(method)].learns
     if learns and texts is None:
-        raise ConversionError(
-            f"texts = None: method = {method!r} learns from text; give texts, some hundred sentences"
-        )
+        raise ConversionError(f"method = {method!r} requires `texts` (--text; a few hundred sentences are enough)")
     if not learns and texts is not None:
         raise ConversionError(
-            f"texts were given, but method = {method!r} reads none; leave them out, or choose a method that does: "
-            "'distil'"
+            f"texts were given, but method = {method!r} does not use them; leave them out, or use method = 'distil'"
         )
     try:
         found = None if texts is None else paths_or_documents(texts)
         if fields != "text":
             if found is None or not isinstance(found[0], Path):
                 raise TextError(
-                    f"field = {fields!r} was given without files or datasets that have fields (--field); leave it "
-                    "out, or give texts as paths"
+                    f"field = {fields!r} (--field) requires files or datasets with fields; leave it out, or give "
+                    "texts as paths"
                 )
             pair_fields(found, fields)
         return found
@@ -277,12 +275,15 @@ def check_device(given: Arguments) -> torch.device:
     if not METHODS[given.method].learns:
         if given.device is not None:
             raise ConversionError(
-                f"device = {given.device!r}: method = {given.method!r} copies tensors and computes nothing there; "
+                f"device = {given.device!r} has no effect with method = {given.method!r}, which only copies tensors; "
                 "leave it out"
             )
         return torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConversionError("a conversion is one process; start it without accelerate launch or torchrun")
+        raise ConversionError(
+            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without accelerate "
+            "launch or torchrun"
+        )
     name = given.device or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
         torch.ones((), dtype=torch.float64, device=name).item()
@@ -291,8 +292,7 @@ def check_device(given: Arguments) -> torch.device:
             return torch.device("cpu")
         reason = str(error).partition("\n")[0]
         raise ConversionError(
-            f"device = {given.device!r}: cannot be computed on ({reason}); give another one, such as 'cpu', or leave "
-            "it out"
+            f"device = {given.device!r} cannot be used ({reason}); give another device, such as 'cpu', or leave it out"
         ) from error
     return torch.device(name)
 
@@ -309,7 +309,7 @@ def resolve_options(given: Arguments) -> Any:
     known, options = method.options, options or {}
     for key, value in options.items():
         if key not in known:
-            remedy = f"known: {', '.join(known)}" if known else "it has none, leave it out"
+            remedy = f"known options: {', '.join(known)}" if known else "it has no options; leave it out"
             raise ConversionError(
                 f"method_options[{key!r}] = {value!r}: method = {given.method!r} has no such option"
                 f"{nearest(key, known)}; {remedy}"

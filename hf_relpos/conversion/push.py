@@ -53,7 +53,7 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
     encoder = top / read_layout(top).encoder
     if not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
         raise ConversionError(
-            f"folder = '{folder}' holds no checkpoint: config.json or safetensors are missing; give the folder that "
+            f"folder = '{folder}' is not a checkpoint: config.json or safetensors are missing; give a folder that "
             "save_pretrained or hf-relpos convert wrote"
         )
     try:
@@ -67,7 +67,7 @@ def plan_upload(folder: str | Path, repository: str) -> Upload:
     stays = {top / name for name in left_out}
     paths = [path for path in sorted(top.rglob("*")) if path.is_file() and not stays & {path, *path.parents}]
     problems = [
-        f"{path.relative_to(top)} holds {', '.join(found)}, of this machine; take it out"
+        f"{path.relative_to(top)} holds {', '.join(found)} of this machine; remove it"
         for path in paths
         if (found := private_words(path, top))
     ]
@@ -108,6 +108,6 @@ def push(upload: Upload, private: bool = False) -> str:
             "Check the connection, and `hf auth whoami`"
         ) from error
     raise ConversionError(
-        f"repository = {name!r} is public, and private was asked for; nothing was uploaded. Change it in its "
-        "settings, or choose another name"
+        f"repository = {name!r} is public, but private = True; nothing was uploaded. Change its settings, or choose "
+        "another name"
     )

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from ..evaluation.model_fidelity import failed_thresholds
-from ..families.checkpoint import Checkpoint
+from ..families.checkpoint import TOKENIZER_FILES, Checkpoint
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_buffer, is_scheme, is_table
@@ -18,6 +19,8 @@ from ..models.modeling_relpos_bert import HEADS
 if TYPE_CHECKING:
     from ..evaluation import Fidelity
 
+# Files of a tokenizer without its words.
+TOKENIZER_SETTINGS = ("_config.json", "_map.json", "added_tokens.json")
 KINDS = ("reused", "folded", "dropped", "created")
 
 
@@ -67,7 +70,7 @@ class ConversionReport:
         versions: versions of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
         notes: remarks for the caller; the first says what the result can and cannot do.
-        left_out: relative paths in the folder of the source that were neither converted nor copied.
+        left_out: relative paths in the source's folder that were neither converted nor copied.
     """
 
     source: str
@@ -101,6 +104,12 @@ class ConversionReport:
         name = self.position_embedding_type
         return name if isinstance(name, str) else "+".join(name)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the vocabulary of a tokenizer was copied."""
+        vocabularies = {name for name in TOKENIZER_FILES if not name.endswith(TOKENIZER_SETTINGS)}
+        return any(PurePath(file).name in vocabularies for file in self.files)
+
     def of_kind(self, kind: str) -> tuple[Step, ...]:
         """The steps of one kind."""
         return tuple(step for step in self.steps if step.kind == kind)
@@ -129,11 +138,11 @@ class ConversionReport:
 
     @property
     def text_in_words(self) -> str:
-        """Sentence about the text that the model has learnt from."""
+        """Sentence about the training text."""
         text = self.details["text"]
         names = ", ".join(f"`{name}`" for name in self.arguments.get("texts", []))
         return (
-            f"Learnt from {text['tokens']:,} tokens in {text['windows']:,} windows of "
+            f"Trained on {text['tokens']:,} tokens in {text['windows']:,} windows of "
             f"{names or 'documents given in Python'}; {100 * text['unknown_share']:.1f} % of the tokens are "
             "unknown"
         )
@@ -151,10 +160,9 @@ class ConversionReport:
         if self.details.get("text", {}).get("pair_windows"):
             return line
         if self.method_options.get("pairs"):
-            return f"{line}. None were fitted: every window was too short, or longer than the source reads"
+            return f"{line}. No pairs were trained: every window was too short, or beyond the source's limit"
         return (
-            f"{line}. None were fitted: for tasks that read two texts in one row, convert with "
-            "--method-option pairs=0.5"
+            f"{line}. No pairs were trained: for tasks with two texts in a row, convert with --method-option pairs=0.5"
         )
 
     @property
@@ -169,14 +177,16 @@ class ConversionReport:
         if self.fidelity is not None:
             found += failed_thresholds(self.fidelity)
         elif "text" in self.details:
-            found.append(f"nothing was checked: {self.details['fidelity']['skipped']}")
+            found.append(f"it was not checked: {self.details['fidelity']['skipped']}")
         return tuple(found)
 
     @property
     def warning(self) -> str:
         """The failed thresholds in one sentence, with the remedy."""
         reasons = "; ".join(self.failed_thresholds)
-        return f"the result is not close to its source: {reasons}. It was written; try more steps, or train it further"
+        return (
+            f"the result was written, but is not close to its source: {reasons}. Try more steps, or train it further"
+        )
 
     def __str__(self) -> str:
         """One line: tensors and parameters by kind, and the difference and the verdict if measured."""
@@ -186,7 +196,7 @@ class ConversionReport:
             if total["tensors"]
         ]
         if self.difference is not None:
-            parts.append(f"largest relative difference of an output {self.difference:.1e}")
+            parts.append(f"largest relative difference of outputs {self.difference:.1e}")
         return ", ".join(parts) + (f". Verdict: {self.verdict}" if self.verdict else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,7 +236,7 @@ def list_steps(
         elif is_scheme(name) or name.endswith(TOKEN_TYPES):
             kind, note = "created", "zero"
         else:
-            kind, note = "created", "random, as in stock BERT: the source lacks it"
+            kind, note = "created", "random, as in Transformers' BERT: the source lacks it"
         if first != name:
             note = f"the same tensor as {first}"
         steps.append(Step(kind, origin, name, tuple(tensor.shape), tensor.numel() if first == name else 0, note))
@@ -235,7 +245,7 @@ def list_steps(
             kind, note = ("folded", f"into {abbreviate(changed)}") if changed else ("dropped", "")
             steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     for name, front in source.cut.items():
-        note = f"rows 0 to {len(front) - 1}, of padding and what has no position"
+        note = f"rows 0 to {len(front) - 1}, which only padding uses"
         steps.append(Step("dropped", source.origin[name], None, tuple(front.shape), front.numel(), note))
     for name, tensor in source.extra.items():
         note = left_behind or f"not a part of {source.architecture}"

@@ -38,7 +38,7 @@ def _next_steps(report: ConversionReport) -> list[str]:
     """How to load, compare and upload the result."""
     out = shlex.quote(report.out)
     load = f"{report.auto_class}.from_pretrained({report.out!r})"
-    if MODULES in report.files:
+    if MODULES in report.files and report.has_tokenizer:
         load = f"SentenceTransformer({report.out!r})"
     return [
         f"written to {report.out}",
@@ -51,10 +51,10 @@ def _next_steps(report: ConversionReport) -> list[str]:
 def print_upload(upload: Upload, console: Console) -> None:
     """Print files with their sizes, files that stay, and problems."""
     rows = [(name, f"{size:,}") for name, size in upload.files.items()]
-    total = ("together", f"{sum(upload.files.values()):,}")
+    total = ("total", f"{sum(upload.files.values()):,}")
     print_table(console, f"{upload.folder} → {upload.repository}", ("file", "bytes"), [*rows, total])
     if upload.left_out:
-        lines = [f"stays here, as not known to belong to a checkpoint: {', '.join(upload.left_out)}"]
+        lines = [f"not uploaded (not a file of a checkpoint): {', '.join(upload.left_out)}"]
         _print_lines(console, lines, prose=False)
     _print_lines(console, [f"Problem: {problem}" for problem in upload.problems], prose=False)
 
@@ -73,7 +73,7 @@ def _lines(report: ConversionReport) -> list[str]:
     details = report.details
     lines = []
     if report.difference is not None:
-        lines.append(f"largest difference of an output to the source's, relative: {report.difference:.1e}")
+        lines.append(f"largest relative difference of outputs to the source's: {report.difference:.1e}")
     if "skipped" in (measured := details.get("fidelity", {})) and "lengths" not in measured:
         lines.append(f"fidelity not measured: {measured['skipped']}")
     if report.verdict:
@@ -81,5 +81,5 @@ def _lines(report: ConversionReport) -> list[str]:
     lines += report.notes
     lines += [f"Note: {note}" for note in details.get("text", {}).get("notes", ())]
     if report.left_out:
-        lines.append(f"left out, as not known to belong to a checkpoint: {', '.join(report.left_out)}")
+        lines.append(f"not copied (not a file of a checkpoint): {', '.join(report.left_out)}")
     return lines

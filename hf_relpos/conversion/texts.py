@@ -43,7 +43,7 @@ def window_lengths(limit: int) -> tuple[int, ...]:
 
 
 def learning_windows(conversion: Conversion, tokenizer: Any, model: PreTrainedModel) -> Windows:
-    """The windows to learn from, segment pairs and masks included; rows past the source's limit come in addition.
+    """The training windows, with segment pairs and masks; rows beyond the source's limit are added to them.
 
     `details["text"]` describes them.
 
@@ -78,7 +78,7 @@ def gather(
 ) -> Windows:
     """Cut windows from files, each with the same share of the tokens, or from documents.
 
-    What is learnt from and what is checked with has no text in common, since both are cut from the same passages.
+    Training and held-out windows share no text, because both are cut from the same, divided passages.
 
     Args:
         part: "fit", or "check", which skips texts that fill no window.
@@ -106,7 +106,7 @@ def _sources(conversion: Conversion, tokens: int) -> Iterator[tuple[Iterable[str
         yield texts, tokens
         return
     for path, field in pair_fields(texts, conversion.given.field):
-        yield read_texts(path, field), -(-tokens // len(texts))
+        yield read_texts(path, field, conversion.given.skip_unreadable), -(-tokens // len(texts))
 
 
 def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayout | None, float]:
@@ -121,8 +121,8 @@ def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayou
     layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is None and share is not None:
         raise ConversionError(
-            f"method_options['pairs'] = {share}: the source does not tell the segments of a pair apart by token "
-            "types, or its tokenizer gives none, so that there is nothing to learn; leave it out"
+            f"method_options['pairs'] = {share}: the source does not distinguish the segments of a pair by token "
+            "types, or its tokenizer returns none; leave the option out"
         )
     return layout, PAIRS if share is None else share
 
@@ -130,8 +130,8 @@ def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayou
 def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:
     """Mask a share of the tokens in half of the windows, only for a model that predicts masked tokens.
 
-    Without masks the result would keep fewer of the source's predictions of masked tokens. With masks in every window
-    it would never see unmasked text.
+    Without masks, the result would reproduce fewer of the source's predictions of masked tokens. With masks in every
+    window, it would never see unmasked text.
     """
     mask = tokenizer.mask_token_id
     if not share or mask is None or not has_mlm_head(model):
@@ -154,21 +154,21 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     """
     if windows.tokens < TOO_FEW:
         raise ConversionError(
-            f"texts: {windows.tokens} tokens are too few to learn anything; give at least {TOO_FEW}, better 12,000"
+            f"texts: {windows.tokens} tokens are too few to learn from; give at least {TOO_FEW}, better 12,000"
         )
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:
-        remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "ask for more with the option steps"
-        notes.append(f"only {windows.tokens:,} tokens of text: a good result wants 12,000 or more; {remedy}")
+        remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "set a higher number of steps"
+        notes.append(f"only {windows.tokens:,} tokens of text: a good result needs 12,000 or more; {remedy}")
     if windows.unknown_rate > MAX_UNKNOWN_RATE:
         notes.append(
-            f"the tokenizer does not know {100 * windows.unknown_rate:.0f} % of the tokens; is the text in the "
-            "model's language?"
+            f"{100 * windows.unknown_rate:.0f} % of the tokens are unknown to the tokenizer; is the text in the "
+            "language of the model?"
         )
     if longest < min(limit, max(LENGTHS)):
         notes.append(
-            f"no window has more than {longest} tokens: distances from {longest} to {limit - 1} were never seen; "
+            f"no window has more than {longest} tokens, so distances from {longest} to {limit - 1} were not trained; "
             "give longer documents"
         )
     for note in notes:

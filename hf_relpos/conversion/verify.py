@@ -42,8 +42,8 @@ def compare_tensors(
         intact = name in written and name in read and identical(written[name], read[name])
         if not intact or (name in reused and not identical(restored[name], source.tensors[name])):
             raise ConversionError(
-                f"{name} came back from the disk different from what was written, so the result was removed; check "
-                "the disk, and report this if it happens again"
+                f"{name} differs from what was written when it is read back, so the result was removed; check the "
+                "disk, and report this if it happens again"
             )
 
 
@@ -120,14 +120,14 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
     worst = float(torch.stack(differences).max())  # keeps NaN
     if not worst <= tolerance:
         raise ConversionError(
-            f"the result's outputs differ from the source's by {worst:.1e}, relative, although the method keeps them, "
-            "so it was removed; please report this"
+            f"the outputs of the result differ from the source's by {worst:.1e} of the largest value, but the method "
+            "has to keep them; the result was removed, please report this"
         )
     return worst
 
 
 def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedModel:
-    """The source as its own class computes it.
+    """The source as a model of its own class.
 
     That is the class in Transformers, with relative attention as it was until 4.57: not the schemes of this package
     but `LegacySelfAttention` computes the relative terms. A source of this package is loaded with `from_pretrained`.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ def pair_fields(
     paths = list(sources)
     for path in paths:
         if not isinstance(path, str | Path) or not str(path).strip():
-            raise TextError(f"text = {path!r} is no path; give the name of a file, folder or Hub dataset")
+            raise TextError(f"text = {path!r} is not a path; give the name of a file, folder or Hub dataset")
     names = [field] if isinstance(field, str) else list(field)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise TextError(f"field = {field!r} is no name of a key or column (--field); give one, such as 'text'")
+        raise TextError(f"field = {field!r} is not the name of a key or column (--field); give one, such as 'text'")
     if len(names) == 1:
         names *= len(paths)
     if len(names) != len(paths):
@@ -106,7 +107,9 @@ def _kind(text: str | Path) -> str:
     return "document" if isinstance(text, str) else f"path ({str(text)!r})"
 
 
-def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text") -> Iterator[str]:
+def read_texts(
+    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", skip_unreadable: bool = False
+) -> Iterator[str]:
     """Read the documents of files, folders or Hub datasets, one after the other.
 
     A `.txt` file holds documents with blank lines between them. From a `.jsonl` file (one object per line), and a
@@ -118,13 +121,14 @@ def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence
     Args:
         sources: one or several.
         field: key or column of the text: one for all of them, or one for each.
+        skip_unreadable: leave out, with a warning, what follows an error in a file.
 
     Raises:
         TextError: for files that are missing, of another kind, not UTF-8 text, or without that field; for values that
             are neither text nor null; and for a different number of fields than sources.
     """
     for source, own_field in pair_fields(sources, field):
-        yield from (text for text in _documents(source, own_field) if text.strip())
+        yield from (text for text in _documents(source, own_field, skip_unreadable) if text.strip())
 
 
 def check_texts(sources: Iterable[str | Path], field: str | Sequence[str]) -> None:
@@ -156,7 +160,7 @@ def find_text(source: str | Path) -> Path | None:
         return path
     if URL.match(str(source)):
         url = re.sub(":/+", "://", str(source), count=1)  # `Path` removes one slash
-        raise TextError(f"text = '{url}': nothing is read from the web; download it and give the file's path")
+        raise TextError(f"text = '{url}' is a URL, which is not read; download it and give the file's path")
     if (
         text_suffix(path) in SUFFIXES  # another dot may belong to a version: user/corpus-1.5
         or path.suffix in OPENERS
@@ -168,21 +172,22 @@ def find_text(source: str | Path) -> Path | None:
     return None
 
 
-def _documents(source: str | Path, field: str) -> Iterator[str]:
+def _documents(source: str | Path, field: str, skip_unreadable: bool) -> Iterator[str]:
     path = find_text(source)
     if path is None:
         yield from _read_hub(str(source), field)
-    elif path.is_dir():
+        return
+    if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
         if not files:
-            raise TextError(f"text = '{source}': no .txt, .jsonl, .tsv or .csv file in the folder")
-        for file in files:
-            yield from _read_file(file, field)
+            raise TextError(f"text = '{source}': the folder has no .txt, .jsonl, .tsv or .csv file; add one")
     else:
-        yield from _read_file(path, field)
+        files = [path]
+    for file in files:
+        yield from _read_file(file, field, skip_unreadable)
 
 
-def _read_file(path: Path, field: str) -> Iterator[str]:
+def _read_file(path: Path, field: str, skip_unreadable: bool) -> Iterator[str]:
     try:
         if text_suffix(path) in (".txt", ".md"):
             with open_text(path) as file:
@@ -193,7 +198,11 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
             if record[field] is not None:  # skips JSON's null
                 yield text_field(path, number, field, record[field])
     except ValueError as error:
-        raise TextError(f"text = {error}") from error
+        if not skip_unreadable:
+            raise TextError(
+                f"text = {error}; or go on without such files: skip_unreadable (--skip-unreadable)"
+            ) from error
+        warnings.warn(f"text = {error}; left out from there on", stacklevel=2)
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
@@ -217,7 +226,7 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
         raise TextError(
-            f"text = {source!r}: there is no such file, and to read a Hub dataset of that name, `pip install datasets`"
+            f"text = {source!r}: no such file; to read a Hub dataset of that name, `pip install datasets`"
         ) from error
     full = f"{user}/{repository}" if repository else user
     try:
@@ -225,7 +234,7 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         for number, row in enumerate(rows, 1):
             if field not in row:
                 raise TextError(
-                    f"text = {source!r}: its rows have {', '.join(row)}, not {field!r}; name one with field (--field)"
+                    f"text = {source!r}: rows have {', '.join(row)}, but not {field!r}; name one with field (--field)"
                 )
             if row[field] is not None:
                 yield text_field(source, number, field, row[field])
@@ -233,5 +242,5 @@ def _read_hub(source: str, field: str) -> Iterator[str]:
         if isinstance(error, TextError):
             raise
         raise TextError(
-            f"text = {source!r}: there is no such file, and no such Hub dataset could be opened ({error})"
+            f"text = {source!r}: no such file, and no such Hub dataset could be opened ({error}); check the name"
         ) from error

@@ -216,7 +216,7 @@ def cut_windows(
                 left[length] -= length
                 start += length - special
     if not windows:
-        raise TextError(f"the text does not fill one window of {min(lengths)} tokens; give more of it")
+        raise TextError(f"the text does not fill one window of {min(lengths)} tokens; give more text")
     unknown = tokenizer.unk_token_id
     total = sum(map(len, windows))
     count = sum(ids.count(unknown) for ids in windows) if unknown is not None else 0
@@ -257,7 +257,7 @@ def warn_of_unknown_tokens(rate: float) -> None:
     """Warn if so many tokens are unknown that the text may not be in the model's language."""
     if rate > MAX_UNKNOWN_RATE:
         warnings.warn(
-            f"the tokenizer does not know {100 * rate:.0f} % of the tokens of the text. Is it in the language of the "
+            f"{100 * rate:.0f} % of the tokens are unknown to the tokenizer. Is the text in the language of the "
             "model?",
             stacklevel=3,
         )

@@ -26,6 +26,7 @@ def compare_models(
     tokenizer: str | None = None,
     tokens: int = 4096,
     window: int | None = None,
+    skip_unreadable: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Measure the agreement of a student with its teacher; warns about text with many unknown tokens.
@@ -39,7 +40,8 @@ def compare_models(
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
-        window: `attention_window` that the student reads in; None for that of its configuration.
+        window: `attention_window` of the student; None for that of its configuration.
+        skip_unreadable: of `read_texts`.
 
     Returns:
         The content of the JSON file.
@@ -50,16 +52,18 @@ def compare_models(
     """
     pair_fields(text, field)
     if lengths and min(lengths) < 3:
-        raise ValueError(f"--lengths {min(lengths)}: [CLS] and [SEP] take two tokens; give 3 or more")
+        raise ValueError(f"--lengths {min(lengths)} is too short: [CLS] and [SEP] are two tokens; give 3 or more")
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
     if window is not None:
         if not isinstance(other.model.config, RelPosBertConfig):
-            raise ValueError(f"--window {window}: {student} is no model of this package, which reads in windows")
+            raise ValueError(
+                f"--window {window}: {student} is not a model of hf_relpos, so it has no attention window"
+            )
         other.model.config.attention_window = window
         check_fields(other.model.config)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
-    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
+    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens, skip_unreadable)
     warn_of_unknown_tokens(unknown)
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
@@ -80,6 +84,7 @@ def windows_by_length(
     field: str | Sequence[str],
     lengths: Sequence[int],
     tokens: int,
+    skip_unreadable: bool = False,
 ) -> tuple[dict[int, Sequence[Row]], dict[int, str], float]:
     """Cut windows of each length, about `tokens` tokens but at least four windows.
 
@@ -94,7 +99,8 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0)
+            texts = read_texts(text, field, skip_unreadable)
+            cut = cut_windows(tokenizer, texts, max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too
                 raise

@@ -59,8 +59,8 @@ def hidden_states(
     if not hidden[mask].isfinite().all():
         name = getattr(model.config, "name_or_path", "") or type(model).__name__
         raise ValueError(
-            f"{name}: the hidden states are not finite (NaN or infinite), so nothing can be compared; check the "
-            "weights, or load the model in float32"
+            f"{name}: the hidden states are NaN or infinite, so they cannot be compared; check the weights, or load "
+            "the model in float32"
         )
     return hidden
 

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from ..families.checkpoint import snapshot
 from ..models.checkpoint_files import check_config, check_local, read_json
 from ..models.checks import without_kernels
-from ..models.loading import check_loaded
+from ..models.loading import check_encoder
 from ..models.patch import patch_transformers
 from .encoder import POOLINGS, Encoder, check_pooling
 
@@ -47,14 +47,13 @@ def refusing_code(name: str | Path) -> Iterator[None]:
         if "trust_remote_code" not in str(error):
             raise
         raise ValueError(
-            f"{name}: needs code of its own, which is not run here. If you trust it, load it in Python with "
-            "trust_remote_code=True, and give the loaded model to the functions of hf_relpos that take one, such as "
-            "hf_relpos.evaluation.fidelity and hf_relpos.training.distil"
+            f"{name}: requires code of its own, which is not run here. If you trust it, load it in Python with "
+            "trust_remote_code=True, and pass the model to hf_relpos.evaluation.fidelity or hf_relpos.training.distil"
         ) from error
 
 
 def load_model(name: str | Path) -> PreTrainedModel:
-    """Load a stock or relpos_bert checkpoint in eval mode and float32, with the relative positions of its config.
+    """Load a checkpoint of Transformers or hf_relpos in eval mode and float32, with the positions of its config.json.
 
     It has its masked-token head, if config.json names a class with one, and no other head.
 
@@ -83,8 +82,7 @@ def load_model(name: str | Path) -> PreTrainedModel:
     bad = [key for key, tensor in model.named_parameters() if not tensor.isfinite().all()]
     if bad:
         raise ValueError(
-            f"{name}: {bad[0]} holds NaN or infinite values ({len(bad)} tensors do); take a checkpoint from before "
-            "they appeared"
+            f"{name}: {bad[0]} holds NaN or infinite values ({len(bad)} tensors in all); use an earlier checkpoint"
         )
     return model.eval()
 
@@ -108,7 +106,7 @@ def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
     if missing:
         raise ValueError(
             f"{name}: the weights lack {', '.join(sorted(missing)[:3])}{', …' * (len(missing) > 3)} "
-            f"({len(missing)} tensors), which would start at random; restore the file, or config.json"
+            f"({len(missing)} tensors), which would be random; restore the file, or config.json"
         )
 
 
@@ -116,7 +114,7 @@ def no_such_model(name: str | Path, error: OSError) -> str:
     """One-line message, with the remedy, for the error of `from_pretrained` on an unknown model."""
     reason = shorten(str(error), 160, placeholder=" …")
     return (
-        f"{name}: no such folder, and no model of this name could be had from the Hub ({reason}). Give a folder "
+        f"{name}: no such folder, and no model of this name could be loaded from the Hub ({reason}). Give a folder "
         "that `save_pretrained` wrote, or check the spelling and the connection"
     )
 
@@ -149,11 +147,11 @@ def load_quietly(
     resized = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
     for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in resized):
         raise ValueError(
-            f"{name}: {key} has shape {tuple(found)}, and config.json makes it {tuple(expected)}; correct config.json "
-            "or take the weights that belong to it"
+            f"{name}: {key} has shape {tuple(found)}, but config.json requires {tuple(expected)}; correct "
+            "config.json, or use the weights that belong to it"
         )
     if isinstance(model, BertPreTrainedModel):
-        check_loaded(model, info, name, arguments)
+        check_encoder(model, info, name, arguments)
     return model, {key for key in info["missing_keys"] if "pooler." not in key} | resized
 
 
@@ -211,8 +209,8 @@ def pooling_of(name: str | Path) -> str | None:
     modes = [str(mode).removesuffix("_tokens").removesuffix("_token") for mode in modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise ValueError(
-            f"{path}: pools by {' and '.join(modes) or 'nothing'}, and only mean and cls are known here; choose one "
-            "with --pooling"
+            f"{path}: the pooling is {' and '.join(modes) or 'missing'}, but only mean and cls are supported; choose "
+            "one with --pooling"
         )
     return modes[0]
 
@@ -235,7 +233,7 @@ def load_encoder(name: str | Path, tokenizer: str | Path | None = None, pooling:
     model, words = load_model(name), load_tokenizer(tokenizer or name)
     if len(words) > model.config.vocab_size:
         raise ValueError(
-            f"{tokenizer or name}: the tokenizer has {len(words)} tokens and {name} knows {model.config.vocab_size}; "
-            "give the tokenizer that the model was trained with"
+            f"{tokenizer or name}: the tokenizer has {len(words)} tokens, but {name} has vocab_size = "
+            f"{model.config.vocab_size}; give the tokenizer that the model was trained with"
         )
     return Encoder(model, words, pooling)

@@ -132,21 +132,21 @@ def verdict(fidelity: Fidelity) -> str:
         while rest and rest[0].sentence_cosine >= floor[0] and rest[0].token_cosine >= floor[1]:
             reached = rest.pop(0).length
         if reached:
-            parts.append(f"{word} inside {reached}")
+            parts.append(f"{word} up to {reached} tokens")
     if rest:
         worst = min(rest, key=lambda entry: entry.sentence_cosine)
         where = "" if worst is rest[0] else f" at {worst.length}"
-        parts.append(f"not the source's at {rest[0].length} (sentence cosine {worst.sentence_cosine:.2f}{where})")
+        parts.append(f"not close at {rest[0].length} tokens (sentence cosine {worst.sentence_cosine:.2f}{where})")
     if fidelity.teacher_limit is not None:
-        part = f"past {fidelity.teacher_limit} not measured"
+        part = f"not measured beyond {fidelity.teacher_limit}"
         if outside:
             figures = []
             for entry in outside:
-                own = f" (other windows of the source {entry.other_windows:.2f})" if entry.other_windows else ""
+                own = f" (source's own windows {entry.other_windows:.2f})" if entry.other_windows else ""
                 figures.append(f"{entry.token_cosine:.2f} at {entry.length:,}{own}")
-            part = f"past {fidelity.teacher_limit}, token cosine to the source's windows: {', '.join(figures)}"
+            part = f"beyond {fidelity.teacher_limit}, token cosine to the source's windows: {', '.join(figures)}"
         elif fidelity.student_limit is not None:
-            part = f"past {fidelity.student_limit} the result reads nothing"
+            part = f"the result reads at most {fidelity.student_limit}"
         parts.append(part)
     return "; ".join(parts) or "nothing was measured"
 
@@ -193,8 +193,8 @@ def fidelity(
         sizes = [getattr(model.base_model.config, name, None) for model in (teacher, student)]
         if None not in sizes and sizes[0] != sizes[1]:
             raise ValueError(
-                f"{name} = {sizes[0]} in the teacher and {sizes[1]} in the student; give a student that was made of "
-                "this teacher"
+                f"{name} = {sizes[0]} in the teacher, but {sizes[1]} in the student; give a student that was "
+                "converted from this teacher"
             )
     for length, windows in windows_by_length.items():
         longest = max(map(len, windows), default=0)
@@ -224,7 +224,7 @@ def fidelity(
 
     for length, windows in sorted(windows_by_length.items()):
         if student_limit is not None and length > student_limit:
-            skipped[length] = f"the student reads {student_limit} tokens"
+            skipped[length] = f"the student reads at most {student_limit} tokens"
             continue
         cosines, others = CosineMeans(pooling), CosineMeans(pooling)
         masked = other_windows = None

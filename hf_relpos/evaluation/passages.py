@@ -14,7 +14,7 @@ from .sliding_windows import windowed_hidden_states
 
 
 def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Mean of the last hidden states of each passage's tokens, where the model reads the whole text at once.
+    """Encode the whole text at once, and average the last hidden states of each passage's tokens.
 
     Special tokens belong to no passage. If passages cover the text once, the mean of their vectors, weighted by their
     numbers of tokens, is the vector of the text without special tokens.
@@ -37,8 +37,7 @@ def passage_vectors(encoder: Encoder, text: str, borders: Sequence[tuple[int, in
     for number, (start, end) in enumerate(borders):
         if not 0 <= start < end <= len(text):
             raise ValueError(
-                f"borders[{number}] = ({start}, {end}): the text has {len(text)} characters; give 0 ≤ start < end ≤ "
-                f"{len(text)}"
+                f"borders[{number}] = ({start}, {end}): give 0 ≤ start < end ≤ {len(text)}, the length of the text"
             )
     ids, begins = _tokens(encoder.tokenizer, text)  # in SentencePiece a word's token includes the space before
     begins = torch.tensor([_past_space(text, begin) for begin in begins.tolist()])
@@ -70,7 +69,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], t
     """Token ids of a text with special tokens, and the character at which each token begins, −1 for special tokens."""
     if not tokenizer.is_fast:
         raise ValueError(
-            f"{type(tokenizer).__name__} does not say where its tokens begin; load one with AutoTokenizer"
+            f"{type(tokenizer).__name__} does not return offsets of tokens; load a fast tokenizer with AutoTokenizer"
         )
     encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     begins = torch.tensor([start for start, _ in encoding.offset_mapping])

@@ -15,11 +15,11 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
     entries = {f"{entry.length:,}": entry for entry in fidelity.lengths}
     past = {name: entry for name, entry in entries.items() if entry.reference != "teacher"}
     rows = [(name + " *" * (name in past), str(entry.windows), *entry.cosine_cells) for name, entry in entries.items()]
-    window = f", read in attention_window = {size}" if (size := results.get("attention_window")) else ""
+    window = f", with attention_window = {size}" if (size := results.get("attention_window")) else ""
     print_table(console, f"Cosine to the source{window}", ["tokens", "windows", "token", "sentence"], rows)
     notes = [
-        f"* compared with the source's states of overlapping windows, whose own cosine to those of other windows is "
-        f"{entry.other_windows:.3f} at {name}"
+        f"* compared with overlapping windows of the source; other windows of the source agree with these to "
+        f"{entry.other_windows:.3f} at {name} tokens"
         for name, entry in past.items()
     ]
     notes += [f"{length:,} tokens not measured: {reason}" for length, reason in fidelity.skipped.items()]

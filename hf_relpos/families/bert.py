@@ -9,7 +9,7 @@ have task types.
 from collections.abc import Mapping
 from typing import Any
 
-from .family import ALL, LEGACY_TYPES, SUMMARY, Family, Layout, Positions, copy_of_bert
+from .family import ALL, LEGACY_TYPES, SUMMARY, Family, Layout, Positions
 from .names import Rule
 
 
@@ -35,7 +35,6 @@ FAMILIES: dict[str, Family] = {
         dropped_fields=("embedding_size",),
         legacy_types=LEGACY_TYPES,
         title="BERT",
-        live=copy_of_bert("BERT", "bert", "Bert"),
     ),
     "nezha": Family(
         class_prefixes=("Nezha", "Bert"),
@@ -75,7 +74,6 @@ FAMILIES: dict[str, Family] = {
         legacy_types=LEGACY_TYPES,
         always_gelu=True,
         title="ELECTRA",
-        live=copy_of_bert("ELECTRA", "electra", "Electra"),
         layout=Layout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",)),
     ),
     "ernie": Family(
@@ -87,7 +85,6 @@ FAMILIES: dict[str, Family] = {
         dropped_fields=("use_task_id", "task_type_vocab_size", "embedding_size"),
         legacy_types=LEGACY_TYPES,
         title="ERNIE",
-        live=copy_of_bert("ERNIE", "ernie", "Ernie"),
         layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),
     ),
 }

@@ -16,7 +16,7 @@ import torch
 from ..models import checkpoint_files
 from ..models.checkpoint_files import INDEX, WEIGHTS, variant_name
 from ..models.checks import without_kernels
-from ..models.loading import in_body
+from ..models.loading import WITHOUT_POSITIONS, in_body
 from .errors import ConversionError, abbreviate
 from .names import TIES, Tie, is_buffer, is_table
 from .paths import check_source
@@ -212,18 +212,18 @@ def read_tensors(folder: Path, allow_pickle: bool = False, variant: str | None =
     )
 
 
-def tensor_names(folder: Path, allow_pickle: bool = False) -> list[str]:
+def tensor_names(folder: Path, allow_pickle: bool = False, variant: str | None = None) -> list[str]:
     """Names of the tensors of a folder; only headers of safetensors are read. Empty if they cannot be read.
 
     Args:
         folder: folder of the checkpoint.
-        allow_pickle: as for `read_tensors`.
+        allow_pickle, variant: as for `read_tensors`.
     """
     names: list[str] = []
     try:
-        if allow_pickle and not has_safetensors(folder):
-            return list(read_tensors(folder, allow_pickle))
-        for path in checkpoint_files.weight_files(folder):
+        if allow_pickle and not has_safetensors(folder, variant):
+            return list(read_tensors(folder, allow_pickle, variant))
+        for path in checkpoint_files.weight_files(folder, variant):
             with checkpoint_files.open_tensors(path) as tensors:
                 names += tensors.keys()
     except ValueError:
@@ -333,6 +333,8 @@ def rename_and_validate(
         )
         if looks := resemblance(raw, folder, source.config.get("model_type", "bert")):
             raise ConversionError(f"{lack}. {looks}")
+        if all(is_table(name) for name in missing):
+            raise ConversionError(f"{lack}. {WITHOUT_POSITIONS.format(source=folder)}")
         remedy = "restore the file"
         if not any(in_body(name) for name in missing):
             remedy += ", or pass architecture='BertModel' to convert the encoder without its head"

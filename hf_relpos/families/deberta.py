@@ -10,7 +10,7 @@ import torch
 
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
-from .family import LONG_INPUTS, MOST, OF_DECODERS, Family, Layout, LiveFamily, Positions, Tensors, renamed
+from .family import MOST, OF_DECODERS, Family, Layout, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -210,19 +210,6 @@ FAMILIES: dict[str, Family] = {
         title="DeBERTa v2 and v3, mDeBERTa",
         published={"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
         layout=Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",)),
-        live=LiveFamily(
-            name="DeBERTa v2, v3",
-            stock="transformers.models.deberta_v2.modeling_deberta_v2",
-            container="DebertaV2Encoder",
-            attention="DisentangledSelfAttention",
-            code="deberta",
-            classes={
-                "DebertaV2Encoder": "AcceleratedDebertaV2Encoder",
-                "DisentangledSelfAttention": "AcceleratedDisentangledSelfAttention",
-            },
-            unpadding={"DebertaV2Encoder": "UnpaddingDebertaV2Encoder"},
-            effect="faster; attention in memory linear in the length",
-        ),
     ),
     "deberta": Family(
         class_prefixes=("Deberta",),
@@ -259,19 +246,5 @@ FAMILIES: dict[str, Family] = {
         title="DeBERTa v1",
         published={"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},
         layout=Layout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",)),
-        live=LiveFamily(
-            name="DeBERTa v1",
-            stock="transformers.models.deberta.modeling_deberta",
-            container="DebertaEncoder",
-            attention="DisentangledSelfAttention",
-            code="deberta",
-            classes={
-                "DebertaEncoder": "AcceleratedDebertaEncoder",
-                "DisentangledSelfAttention": "AcceleratedDebertaSelfAttention",
-            },
-            unpadding={"DebertaEncoder": "UnpaddingDebertaEncoder"},
-            effect=LONG_INPUTS,
-            unsupported="talking_heads",
-        ),
     ),
 }

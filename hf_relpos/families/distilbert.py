@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al., arXiv 1910.01108): no token types, and other names."""
 
-from .family import OF_DECODERS, Family, Layout, copy_of_bert, renamed
+from .family import OF_DECODERS, Family, Layout, renamed
 from .names import Rule
 
 
@@ -58,7 +58,6 @@ FAMILIES: dict[str, Family] = {
         },
         token_types=False,
         title="DistilBERT",
-        live=copy_of_bert("DistilBERT", "distilbert", "DistilBert", "Transformer"),
         layout=Layout("DistilBERT", (r"\btransformer\.layer\.\d+\.attention\.q_lin\.",)),
     )
 }

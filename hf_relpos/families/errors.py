@@ -7,6 +7,10 @@ class ConversionError(ValueError):
     """Raised for a checkpoint that cannot be converted, or a folder that cannot be written; names the remedy."""
 
 
+class UnsupportedError(ConversionError):
+    """Raised for a checkpoint that may be sound, and that has no counterpart here."""
+
+
 class PoorConversionWarning(UserWarning):
     """Warns that a written result is far from its source by its own check, or was not checked."""
 

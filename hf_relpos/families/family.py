@@ -3,18 +3,14 @@
 Each family is a file in this folder, and `registry` lists them.
 """
 
-import importlib
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..host.declarations import LIVE as NEEDS_OF_LIVE
 from .names import BASE_RULES, RULES, Rule
 
 
@@ -100,88 +96,6 @@ class Layout:
         return all(any(re.search(pattern, name) for name in names) for pattern in self.tensors)
 
 
-# `LiveFamily.effect` of several families, from scripts/benchmarks/bench_encoder.py.
-LONG_INPUTS = "faster from 1,024 tokens, as fast below; attention in memory linear in the length"
-ALREADY_ACCELERATED = "it is accelerated already"
-
-
-@dataclass(frozen=True)
-class LiveFamily:
-    """An architecture of Transformers whose attention can be accelerated in a live model.
-
-    Classes are given by name, so that modules are imported only for models that are there.
-
-    Attributes:
-        name: name in messages.
-        stock: the module of Transformers that has the stock classes.
-        container: the stock class around the attention modules, which prepares what they share.
-        attention: the stock class of the attention modules.
-        code: the module of `live` that has our classes.
-        effect: what the acceleration improves.
-        classes: stock class to ours, which is a subclass of it; none where attention alone is not faster.
-        unpadding: the same of the classes that take padding out of a batch; others are those of `classes`.
-        unsupported: a function in `code`, from a container to reasons to leave it as it is; None for none.
-    """
-
-    name: str
-    stock: str
-    container: str
-    attention: str
-    code: str
-    effect: str = ""
-    classes: dict[str, str] = field(default_factory=dict)
-    unpadding: dict[str, str] = field(default_factory=dict)
-    unsupported: str | None = None
-
-    @property
-    def is_imported(self) -> bool:
-        """Whether its classes are imported, so that there may be a model."""
-        return self.stock in sys.modules
-
-    def stock_class(self, name: str) -> type[nn.Module]:
-        """A class of Transformers."""
-        found: type[nn.Module] = getattr(importlib.import_module(self.stock), name)
-        return found
-
-    def _code(self) -> ModuleType:
-        return importlib.import_module(f"..live.{self.code}", __package__)
-
-    def replacements(self, unpad: bool = False) -> dict[type[nn.Module], type[nn.Module]]:
-        """Stock class to ours.
-
-        Args:
-            unpad: whether padding is to be taken out as well.
-        """
-        names = {**self.classes, **(self.unpadding if unpad else {})}
-        return {self.stock_class(stock): getattr(self._code(), ours) for stock, ours in names.items()}
-
-    def unsupported_reason(self, container: nn.Module) -> str | None:
-        """Why a container of this family stays as it is; None for one that can be changed."""
-        ours = (*self.replacements().values(), *self.replacements(unpad=True).values())
-        expected, attention = self.stock_class(self.container), self.stock_class(self.attention)
-        if any(type(module) in ours for module in container.modules()):
-            return ALREADY_ACCELERATED
-        if type(container) is not expected:
-            return f"{type(container).__name__} is a subclass of {expected.__name__} with code of its own"
-        found = [module for module in container.modules() if isinstance(module, attention)]
-        if not found:
-            return f"it has no {attention.__name__}"
-        for module in found:
-            if type(module) is not attention:
-                return f"{type(module).__name__} is a subclass of {attention.__name__} with code of its own"
-        need = NEEDS_OF_LIVE.get(self.container)
-        if need is not None and not need.is_released:
-            return f"it needs Transformers {need.release} or later"
-        if any("forward" in vars(module) for module in (container, *found)):
-            return "other code has replaced the forward method of its modules"
-        if getattr(getattr(container, "config", None), "is_decoder", False):
-            return "it is a decoder, whose cache and masks stay with stock"
-        if self.unsupported is None:
-            return None
-        reasons = getattr(self._code(), self.unsupported)(container)
-        return "; ".join(reasons) or None
-
-
 def module_of(model: Any, caller: str) -> nn.Module:
     """A module, or that of a pipeline.
 
@@ -195,26 +109,6 @@ def module_of(model: Any, caller: str) -> nn.Module:
             f"{type(model).__name__}"
         )
     return root
-
-
-def copy_of_bert(name: str, module: str, prefix: str, encoder: str = "Encoder") -> LiveFamily:
-    """The entry of an encoder with absolute positions whose code in Transformers is a copy of BERT's.
-
-    Args:
-        name: name in messages.
-        module: such as "xlm_roberta".
-        prefix: of the names of its classes, such as "XLMRoberta".
-        encoder: the name of the container, without the prefix.
-    """
-    container = encoder if encoder != "Encoder" else f"{prefix}Encoder"
-    return LiveFamily(
-        name=name,
-        stock=f"transformers.models.{module}.modeling_{module}",
-        container=container,
-        attention=f"{prefix}SelfAttention",
-        code="bert",
-        unpadding={container: f"Unpadding{prefix}Encoder", f"{prefix}SelfAttention": f"Fast{prefix}SelfAttention"},
-    )
 
 
 @dataclass(frozen=True)
@@ -260,7 +154,6 @@ class Family:
         unsupported_reason: function from a configuration to the reason why it cannot be converted; empty if it can.
         published: fields of its published checkpoints that are not defaults of its class.
         layout: layout of its tensors, for messages about checkpoints without a known family; None for BERT's.
-        live: how its live models are accelerated; None if they are not.
     """
 
     class_prefixes: tuple[str, ...]
@@ -293,7 +186,6 @@ class Family:
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
     published: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
-    live: LiveFamily | None = None
 
     def heads(self, config: Mapping[str, Any]) -> dict[str, str]:
         """BERT's class by class of the family, for every head that BERT can compute with this configuration."""

@@ -14,7 +14,7 @@ from ..models.checkpoint_files import variant_name
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
-from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot
+from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot, tensor_names
 from .family import Family
 from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, Head, recognise
@@ -39,11 +39,38 @@ def _family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family |
     return next(marked, known if known in DIRECT else None)
 
 
-def replaces_own_code(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint of one of these families would run code of its own, for lack of a class in Transformers."""
-    family = _family_of(config)
-    own_code = "auto_map" in config or config.get("model_type", "bert") not in CONFIG_MAPPING
-    return family is not None and family.stock is None and own_code
+def replaces_own_code(source: Any, config: Mapping[str, Any], hub: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint of one of these families would run code of its own, for lack of a class in Transformers.
+
+    Args:
+        source: folder or Hub repository; tensors are looked at where they are on this machine.
+        config: content of config.json.
+        hub: arguments of `from_pretrained` that say where on the Hub the files are.
+    """
+    if "auto_map" not in config and config.get("model_type", "bert") in CONFIG_MAPPING:
+        return False
+    family = _family_of(config) or _family_of(config, _names_here(source, config, hub))
+    return family is not None and family.stock is None
+
+
+def _names_here(source: Any, config: Mapping[str, Any], hub: Mapping[str, Any]) -> list[str]:
+    """Names of the tensors of a checkpoint that may be of another architecture than it says, if it is on this machine.
+
+    Checkpoints that call themselves BERT are told when their weights are read.
+    """
+    if config.get("model_type", "bert") not in MARKED - {"bert"}:
+        return []
+    try:
+        return tensor_names(_folder(source, {**hub, "local_files_only": True}, None))
+    except (OSError, ValueError):  # not in the cache, or no name of a repository
+        return []
+
+
+def conversion_of(model_type: str, source: Any) -> str:
+    """What to do with a checkpoint of a model_type that `from_pretrained` of our classes does not read."""
+    if model_type not in FAMILIES:
+        return "`hf-relpos families` lists what is read"
+    return f"it is {FAMILIES[model_type].title}; convert it with `hf-relpos convert {source} OUT` and load OUT"
 
 
 def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -59,7 +86,8 @@ def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | No
     Raises:
         ValueError: for a configuration that has no counterpart here.
     """
-    return None if _family_of(config) is None else _fields(recognise(Path(str(source)), config))
+    names = [] if _family_of(config) is not None else _names_here(source, config, {})
+    return None if _family_of(config, names) is None else _fields(recognise(Path(str(source)), config, names))
 
 
 def state_dict(
@@ -90,6 +118,9 @@ def state_dict(
     allow_pickle = arguments.get("use_safetensors") is not True
     variant = arguments.get("variant")
     folder = _folder(source, hub, variant)
+    names = tensor_names(folder, variant=variant)
+    if names and _family_of(config, names) is None:
+        return None
     stored = read_tensors(folder, allow_pickle, variant)
     if _family_of(config, stored) is None:
         return None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import LONG_INPUTS, MOST, OF_DECODERS, SPECIAL_TOKENS, Family, Layout, LiveFamily, Positions, renamed
+from .family import MOST, OF_DECODERS, SPECIAL_TOKENS, Family, Layout, Positions, renamed
 from .names import Rule
 from .roberta import HEADS
 
@@ -55,15 +55,5 @@ FAMILIES: dict[str, Family] = {
         unsupported_reason=_mpnet_unsupported_reason,
         title="MPNet",
         layout=Layout("MPNet", (r"\.attention\.attn\.q\.",)),
-        live=LiveFamily(
-            name="MPNet",
-            stock="transformers.models.mpnet.modeling_mpnet",
-            container="MPNetEncoder",
-            attention="MPNetSelfAttention",
-            code="mpnet",
-            classes={"MPNetEncoder": "AcceleratedMPNetEncoder", "MPNetSelfAttention": "AcceleratedMPNetSelfAttention"},
-            unpadding={"MPNetEncoder": "UnpaddingMPNetEncoder"},
-            effect=LONG_INPUTS,
-        ),
     )
 }

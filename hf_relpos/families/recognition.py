@@ -12,7 +12,7 @@ from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import conversion_errors, tensor_names
-from .errors import ConversionError, abbreviate
+from .errors import ConversionError, UnsupportedError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .names import is_scheme, is_table, to_stock
 from .privacy import without_local_paths
@@ -136,8 +136,9 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         names: names of the tensors in its files; () if not known.
 
     Raises:
-        ConversionError: for an unknown architecture or kind of positions, and a configuration that the family does not
-            support.
+        UnsupportedError: for an unknown architecture or kind of positions, and a configuration that the family does
+            not support.
+        ConversionError: for a configuration that contradicts itself.
     """
     with conversion_errors(f"{folder / 'config.json'}: "):
         check_rules(TYPES, config.items())
@@ -146,7 +147,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         return _recognise_own(folder, config)
     if model_type not in FAMILIES:
         known = ", ".join((*FAMILIES, RelPosBertConfig.model_type))
-        raise ConversionError(
+        raise UnsupportedError(
             f"{folder}: model_type = {model_type!r} is not read here (`hf-relpos families`); known: {known}"
             f"{_hint(folder, config)}"
         )
@@ -160,7 +161,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     completed |= family.told_by_tensors(completed, names)
     legacy = kind in family.legacy_types
     if reason := family.unsupported_reason(completed):
-        raise ConversionError(f"{folder}: {mark}, {reason}")
+        raise UnsupportedError(f"{folder}: {mark}, {reason}")
     positions = Positions(absolute=False, scheme=kind) if legacy else family.positions(completed)
     absolute = positions.absolute
     evidence = f"position_embedding_type = {kind!r}" if absolute or legacy else mark
@@ -170,7 +171,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
                 f"{folder}: {mark}, and position_embedding_type = {kind!r} something else; correct config.json"
             )
         known = abbreviate(map(repr, [STOCK_SCHEME, *family.legacy_types]))
-        raise ConversionError(
+        raise UnsupportedError(
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
             f"converted{_hint(folder, config)}"
         )

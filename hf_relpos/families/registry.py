@@ -1,28 +1,14 @@
 """The registry of families: one file each, and one line here.
 
-All else follows from their entries: recognition of checkpoints, layouts in error messages, live models that can be
-accelerated, `hf-relpos families` and docs/families.md.
+All else follows from their entries: recognition of checkpoints, layouts in error messages, `hf-relpos families` and
+docs/families.md.
 """
 
 from collections.abc import Iterable
 
-from . import (
-    albert,
-    alibi,
-    bert,
-    deberta,
-    distilbert,
-    gte,
-    live_only,
-    mpnet,
-    nomic,
-    roberta,
-    roformer,
-    xlm_roberta_flash,
-    xlnet,
-)
+from . import albert, alibi, bert, deberta, distilbert, gte, mpnet, nomic, roberta, roformer, xlm_roberta_flash, xlnet
 from .bert import OWN as OWN
-from .family import Family, Layout, LiveFamily
+from .family import Family, Layout
 
 
 # Families by `model_type`, or by another name if their model_type is BERT's.
@@ -40,8 +26,6 @@ FAMILIES: dict[str, Family] = {
     **nomic.FAMILIES,
     **xlm_roberta_flash.FAMILIES,
 }
-# Encoders of live models that can be accelerated.
-LIVE: tuple[LiveFamily, ...] = (*(family.live for family in FAMILIES.values() if family.live), *live_only.LIVE)
 # Layouts that are not read.
 OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .family import LEGACY_TYPES, MOST, SPECIAL_TOKENS, Family, Layout, copy_of_bert
+from .family import LEGACY_TYPES, MOST, SPECIAL_TOKENS, Family, Layout
 from .names import Rule
 
 
@@ -37,7 +37,6 @@ FAMILIES: dict[str, Family] = {
         tokenizer=f"{prefix}Tokenizer",
         **COMMON,
         title=title,
-        live=copy_of_bert(title, stock.replace("-", "_"), prefix),
         layout=Layout("RoBERTa", (r"(^|\.)roberta\.",)),
     )
     for stock, prefix, title, defaults in KINDS

@@ -8,7 +8,7 @@ import torch
 
 from ..host.declarations import ROFORMER_CAUSAL_MASK
 from .errors import ConversionError
-from .family import LONG_INPUTS, MOST, Family, Layout, LiveFamily, Positions, Tensors
+from .family import MOST, Family, Layout, Positions, Tensors
 from .names import Rule
 
 
@@ -101,15 +101,5 @@ FAMILIES: dict[str, Family] = {
         unsupported_reason=_unsupported_reason,
         title="RoFormer",
         layout=Layout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",)),
-        live=LiveFamily(
-            name="RoFormer",
-            stock="transformers.models.roformer.modeling_roformer",
-            container="RoFormerEncoder",
-            attention="RoFormerSelfAttention",
-            code="roformer",
-            classes={"RoFormerSelfAttention": "AcceleratedRoFormerSelfAttention"},
-            unpadding={"RoFormerEncoder": "UnpaddingRoFormerEncoder"},
-            effect=LONG_INPUTS,
-        ),
     )
 }

@@ -38,7 +38,7 @@ RULES = (
 FUSED = ".mixer.Wqkv."
 LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
-TABLE = "embeddings.position_embeddings.weight"
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # that the original code takes
 
 
 def _is_rotary(config: Mapping[str, Any]) -> bool:
@@ -49,7 +49,8 @@ def _is_rotary(config: Mapping[str, Any]) -> bool:
 def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     """Tensors with the LoRA weights of the field `lora_task` in them, or without any.
 
-    Each is W + α / r · B A, with the matrices of the task; for embeddings with A and B exchanged.
+    Each is W + α / r · B A, with the matrices of the task; for embeddings with A and B exchanged. It is computed, and
+    returned, in float32 or the wider dtype of the file.
 
     Raises:
         ConversionError: for a task that `lora_adaptations` does not list.
@@ -66,10 +67,11 @@ def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tenso
             found[name] = tensor
             continue
         if task is not None:
-            left, right = (tensors[f"{stem}{part}"][tasks.index(task)].float() for part in (LORA_B, LORA_A))
+            wide = torch.promote_types(tensor.dtype, torch.float32)
+            left, right = (tensors[f"{stem}{part}"][tasks.index(task)].to(wide) for part in (LORA_B, LORA_A))
             change = left @ right if "embeddings" not in stem else right @ left
             scale = config.get("lora_alpha", 1) / config.get("lora_rank", 4)
-            tensor = (tensor.float() + scale * change.view(tensor.shape)).to(tensor.dtype)
+            tensor = tensor.to(wide) + scale * change.view(tensor.shape)
         found[f"{stem}.weight"] = tensor
     return found
 
@@ -110,6 +112,12 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
         return f"position_embedding_type = {kind!r}: only 'absolute' and 'rotary' are read here"
     if rope_scaling(config)[0] not in (None, "linear"):
         return f"rope_parameters = {config.get('rope_parameters')!r}: only 'default' and 'linear' are read here"
+    activation = config.get("hidden_act", "gelu")
+    if config.get("model_type") != "jina_embeddings_v3" and activation not in ACTIVATIONS:
+        return (
+            f"hidden_act = {activation!r}: the original code takes {', '.join(map(repr, ACTIVATIONS))} only; correct "
+            "config.json"
+        )
     return ""
 
 

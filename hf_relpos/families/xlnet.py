@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .errors import ConversionError
-from .family import OF_DECODERS, SUMMARY, Family, Layout, LiveFamily, Positions, Tensors, renamed
+from .family import OF_DECODERS, SUMMARY, Family, Layout, Positions, Tensors, renamed
 from .names import Rule
 
 
@@ -153,16 +153,5 @@ FAMILIES: dict[str, Family] = {
         unsupported_reason=_unsupported_reason,
         title="XLNet",
         layout=Layout("XLNet", (r"\.rel_attn\.",)),
-        live=LiveFamily(
-            name="XLNet",
-            stock="transformers.models.xlnet.modeling_xlnet",
-            container="XLNetModel",
-            attention="XLNetRelativeAttention",
-            code="xlnet",
-            classes={"XLNetRelativeAttention": "AcceleratedXLNetRelativeAttention"},
-            unpadding={"XLNetModel": "UnpaddingXLNetModel"},
-            effect="faster from 512 tokens, as fast below; memory of a few L × L matrices less",
-            unsupported="other_uses",
-        ),
     )
 }

@@ -137,13 +137,9 @@ LIVE = {
     "XLNetModel": Need(f"{XLNET}:XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
     "XLNetRelativeAttention": Need(f"{XLNET}:XLNetRelativeAttention.forward", TWO_STREAMS),
     "XLNetModelOutput": Need(f"{XLNET}:XLNetModelOutput"),
-    "XLNetPoolerAnswerClass": Need(f"{XLNET}:XLNetPoolerAnswerClass"),
-    "XLNetSequenceSummary": Need(f"{XLNET}:XLNetSequenceSummary"),
-    "DebertaModel": Need(f"{DEBERTA}:DebertaModel.forward", ("input_ids", "attention_mask", *OUTPUTS)),
     "DebertaEncoder": Need(f"{DEBERTA}:DebertaEncoder.forward", DISENTANGLED_STACK),
     "DebertaSelfAttention": Need(f"{DEBERTA}:DisentangledSelfAttention.forward", DISENTANGLED),
     "build_relative_position": Need(f"{DEBERTA}:build_relative_position"),
-    "DebertaV2Model": Need(f"{DEBERTA_V2}:DebertaV2Model.forward", ("input_ids", "attention_mask", *OUTPUTS)),
     "DebertaV2Encoder": Need(f"{DEBERTA_V2}:DebertaV2Encoder.forward", DISENTANGLED_STACK),
     "DisentangledSelfAttention": Need(f"{DEBERTA_V2}:DisentangledSelfAttention.forward", DISENTANGLED),
     "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
@@ -209,17 +205,7 @@ FEED_FORWARD = {
     "XLMRobertaIntermediate": FeedForward("transformers.models.xlm_roberta.modeling_xlm_roberta"),
 }
 LIVE |= {name: Need(f"{each.file}:{name}.forward", (), each.since) for name, each in FEED_FORWARD.items()}
-ROTARY_MODELS = {"modernbert": "ModernBert", "nomic_bert": "NomicBert", "eurobert": "EuroBert", "gte": "Gte"}
-for place, prefix in (ROTARY_MODELS | {"jina_embeddings_v3": "JinaEmbeddingsV3"}).items():
-    file, since = f"transformers.models.{place}.modeling_{place}", "5.18" if place == "gte" else None
-    inputs = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
-    LIVE[f"{prefix}Model"] = Need(f"{file}:{prefix}Model.forward", inputs, since)
-    LIVE[f"{prefix}Attention"] = Need(f"{file}:{prefix}Attention.forward", (STATES, "position_embeddings"), since)
-    LIVE[f"rotate {prefix}"] = Need(f"{file}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim"), since)
 LIVE |= {
-    "EsmEncoder": Need(f"{ESM}:EsmEncoder.forward", (STATES, "attention_mask", "position_embeddings"), "5.6"),
-    "EsmSelfAttention": Need(f"{ESM}:EsmSelfAttention.forward", (STATES, "position_embeddings"), "5.6"),
-    "rotate Esm": Need(f"{ESM}:apply_rotary_pos_emb", ("q", "k", "cos", "sin", "unsqueeze_dim"), "5.6"),
     # layers of earlier releases do not hand on what the stack passes to their attention
     "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
     "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
@@ -236,6 +222,15 @@ TOOLS = (
     ROFORMER_CAUSAL_MASK,
     Need("transformers.models.auto.configuration_auto:CONFIG_MAPPING"),
     Need("transformers.utils.loading_report:log_state_dict_report", without="no warning of tables that are left out"),
+    Need(
+        "transformers.modeling_utils:_load_parameter_into_model",
+        ("model", "param_name"),
+        without="no warning of uninitialised buffers, which fill_buffers tells by their values alone",
+    ),
+    Need("transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
+    Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
+    Need("transformers.core_model_loading:WeightConverter.convert", ("layer_name", "model", "config")),
+    Need("transformers.core_model_loading:WeightConverter.add_tensor", ("target_key", "source_key", "source_pattern")),
     Need(f"{CAPTURE}:_active_collector"),
     Need(f"{CAPTURE}:_CAN_RECORD_REGISTRY"),
     Need("transformers.utils.import_utils:is_fake_tensor"),
@@ -244,7 +239,6 @@ TOOLS = (
     Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
     Need("torch:_int_mm", without="optimize(precision='int8') raises an error"),
     Need("torch:_assert_async"),
-    Need("torch.nn:Module.register_buffer", ("name", "persistent"), without="no warning of unfilled buffers"),
     Need("torch.nn.modules.module:register_module_buffer_registration_hook"),
     Need("torch._C:_functorch.peek_interpreter_stack"),
     Need("torch.autograd.forward_ad:_current_level"),

@@ -1,6 +1,5 @@
 """What the package uses of PyTorch beyond its documented interface; `declarations` says what is done without it."""
 
-import sys
 from typing import Any
 
 import torch
@@ -12,8 +11,38 @@ def has_onednn_linear() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def fits_onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether oneDNN's operators for linear layers, which check none of this, may read these tensors.
+
+    Where they do not fit, the operators read beyond the storage of a bias, whose strides and number of dimensions they
+    ignore, or raise errors that name no tensor. They copy rows of any strides.
+
+    Args:
+        rows: (…, D), at least one row and one feature.
+        weight: (E, D), with the elements of a row or of a column adjacent, and no two at one address.
+        bias: (E,), contiguous.
+    """
+    if not all(_is_dense_float32(each) for each in (rows, weight, bias) if each is not None):
+        return False
+    if rows.dim() < 2 or weight.dim() != 2 or rows.shape[-1] != weight.shape[1]:
+        return False
+    (features, size), (by_feature, by_element) = weight.shape, weight.stride()
+    fits = (by_element == 1 and by_feature >= size) or (by_feature == 1 and by_element >= features)
+    return fits and (bias is None or (bias.shape == (features,) and bias.is_contiguous()))
+
+
+def _is_dense_float32(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+    )
+
+
 def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`torch.nn.functional.linear` of float32 by oneDNN."""
+    """`torch.nn.functional.linear` of float32 by oneDNN, of tensors for which `fits_onednn_linear` is true."""
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return out
 
@@ -25,7 +54,7 @@ ONEDNN_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "
 def onednn_activation(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
 ) -> torch.Tensor:
-    """An activation of `onednn_linear` in the same pass."""
+    """An activation of `onednn_linear` in the same pass, of tensors for which `fits_onednn_linear` is true."""
     name, algorithm = ONEDNN_ACTIVATIONS[activation]
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, name, [], algorithm)
     return out
@@ -37,8 +66,12 @@ def onednn_matmul() -> Any:
 
 
 def multiply_matrices_int8(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """The product in int32 of int8 matrices, (N, D) and (D, E)."""
-    return torch._int_mm(rows, columns)
+    """The product in int32 of int8 matrices, (N, D) and (D, E).
+
+    The operator checks shapes and dtypes. It is wrong for expanded matrices, and reads other memory where a dimension
+    of size 1 has another stride than in a new tensor. `contiguous` leaves such strides, `flatten` and `view` do not.
+    """
+    return torch._int_mm(*(each.flatten().view(each.shape) for each in (rows, columns)))
 
 
 def assert_later(condition: torch.Tensor, message: str) -> None:
@@ -72,13 +105,3 @@ def at_least_graphs(limit: int) -> Any:
 def when_buffers_are_registered(hook: Any) -> None:
     """Let a hook hear of each buffer that any module registers: its arguments are the module, the name, the tensor."""
     torch.nn.modules.module.register_module_buffer_registration_hook(hook)
-
-
-def is_persistent(name: str) -> bool:
-    """Whether the buffer of that name is in the state dict: read off the call of `register_buffer` that is running."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "register_buffer" and frame.f_locals.get("name") == name:
-            return bool(frame.f_locals.get("persistent", True))
-        frame = frame.f_back  # type: ignore[assignment]
-    return True

@@ -1,6 +1,6 @@
-"""Live stock models, in place: `optimize`, and how to undo it."""
+"""Live models of Transformers, in place: `optimize`, and how to undo it."""
 
-from .accelerate import restore_attention
+from .levels import restore_attention
 from .optimize import Optimized, optimize
 
 

@@ -11,8 +11,7 @@ from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
 from ..attention.formula import Terms
 from ..attention.masks import is_visible
-from ..attention.tracing import is_traced, is_transformed, may_read
-from ..host.transformers import is_fake_tensor
+from ..attention.tracing import has_contents, is_traced
 
 
 def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
@@ -60,10 +59,10 @@ def attend_as_stock(
     """Attention by the best backend for the call.
 
     Args:
-        module: the stock module, for its training mode.
+        module: the stock module.
         query: (B, H, L, d), and so are keys and values with K in place of L.
         mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask; or None.
-        dropout: probability of dropping an attention weight in training.
+        dropout: probability of dropping an attention weight, 0 where none is dropped.
         context: None for L tokens that attend to each other.
 
     Returns:
@@ -77,7 +76,7 @@ def attend_as_stock(
         terms,
         offsets_of(query.transpose(1, 2)) if context is None else context,
         mask=mask,
-        dropout=dropout if module.training else 0.0,
+        dropout=dropout,
         output_weights=output_attentions,
         needs_gradients=torch.is_grad_enabled(),
         # keys that several queries share are repeated already, and by the module Transformers would repeat them again
@@ -90,12 +89,9 @@ def attend_as_stock(
     return out.flatten(2), weights if output_attentions else None
 
 
-def has_contents(tensor: torch.Tensor) -> bool:
-    """Whether the contents of a tensor may decide what is computed: `may_read`, and it is not one of `torch.func`.
-
-    Nor is it a tensor of a shape alone.
-    """
-    return may_read(tensor.device) and not is_transformed() and not is_fake_tensor(tensor)
+def rate_of(dropout: nn.Dropout) -> float:
+    """The probability with which a module drops values now; it may be in training where its parent is not."""
+    return dropout.p if dropout.training else 0.0
 
 
 def as_boolean(mask: torch.Tensor | None, added_to: torch.Tensor | None) -> torch.Tensor | None:

@@ -5,11 +5,8 @@ of an L·L mask. The stock code computes calls that the accelerated classes do n
 (`query_states`), explicit `relative_pos`, and attention modules called directly.
 """
 
-import functools
-import inspect
 import math
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -19,25 +16,20 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..attention.tracing import is_traced
+from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import (
     DebertaEncoder,
-    DebertaModel,
     DebertaSelfAttention,
     DebertaV2Encoder,
-    DebertaV2Model,
     DisentangledSelfAttention,
     build_relative_position,
     make_log_bucket_position,
 )
 from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
-from .attention import attend_as_stock, has_contents, in_single_precision, offsets_of, split_heads
-from .parts import is_known, is_own
-from .unpadding import unpadded
-
-
-ARGUMENTS = tuple(inspect.signature(DebertaV2Model.forward).parameters)[1:]  # and of v1
+from .attention import attend_as_stock, in_single_precision, offsets_of, rate_of, split_heads
+from .batch import current
+from .foreign import is_stock
 
 
 def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor | UnpaddedBatch | None:
@@ -77,7 +69,7 @@ def attend_disentangled(
         heads_of: from these to query, key and value, (B, H, L, d).
         terms_of: the terms of a context.
     """
-    dropout = module.dropout.p
+    dropout = rate_of(module.dropout)
     if isinstance(mask, UnpaddedBatch):
         terms = terms_of(offsets_of(vectors[0], mask.groups[0].length))  # of the longest rows, and so of all
 
@@ -156,26 +148,7 @@ class _Shared:
 
     def _is_own(self) -> bool:
         encoder: Any = self
-        return is_traced() or is_own(encoder)
-
-
-class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):
-    """`DebertaV2Encoder` without L·L matrices."""
-
-
-# While the forward of a model runs: its encoder, and whether the model's caller asked for hidden states.
-_caller: ContextVar[tuple[Any, bool]] = ContextVar("caller", default=(None, True))
-
-
-class _Unpadding:
-    """An encoder of either version that takes padding out; the states of padding are zeros."""
-
-    def watch(self, model: nn.Module) -> bool:
-        """Let a stock model around it tell what its caller asks for; returns whether it is one."""
-        if type(model) not in MODELS:
-            return False
-        model.__class__ = MODELS[type(model)]
-        return True
+        return is_traced() or is_stock(encoder)
 
     def forward(
         self,
@@ -187,83 +160,40 @@ class _Unpadding:
         relative_pos: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """As stock."""
+        """As stock; where the call is computed without padding, hidden states are the last two at most."""
         encoder: Any = self
-        batch = None
-        if query_states is None and relative_pos is None and attention_mask.dim() == 2 and not is_traced():
-            caller, wanted = _caller.get()
-            wanted = wanted if caller is encoder else output_hidden_states
-            given = {"output_attentions": output_attentions, "output_hidden_states": wanted}
-            batch = unpadded(encoder, hidden_states, attention_mask, given, by_row=True)
-        if batch is None:
+        found = None if is_traced() else current()
+        if found is None or query_states is not None or relative_pos is not None:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return super().forward(hidden_states, attention_mask, *rest)  # type: ignore[misc]
-        rows = None
+        batch, rows = found.taken(), None
         if encoder.relative_attention:  # of the longest rows, and so of all
             rows = encoder.rows_of_offsets(hidden_states, batch.groups[0].length)
         rest = (output_hidden_states, output_attentions, None, rows, return_dict)
         outputs = super().forward(batch.remove(hidden_states), batch, *rest)  # type: ignore[misc]
-        # of all states the model reads the last two at most
         states = None
         if output_hidden_states:
-            found = outputs[1] if isinstance(outputs, tuple) else outputs.hidden_states
-            states = tuple(map(batch.restore, found[-2:]))
+            collected = outputs[1] if isinstance(outputs, tuple) else outputs.hidden_states
+            states = tuple(map(batch.restore, collected[-2:]))
         last = states[-1] if states else batch.restore(outputs[0])
         if isinstance(outputs, tuple):
             return (last, states) if states else (last,)
         return BaseModelOutput(last_hidden_state=last, hidden_states=states)
 
 
-class _Model:
-    """A stock model, which asks its encoder for hidden states in every call: here the encoder knows who wants them."""
-
-    @functools.wraps(DebertaV2Model.forward)  # callers look at its signature, which is that of v1, too
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock."""
-        model: Any = self
-        stock: Any = super()
-        if is_traced():
-            return stock.forward(*args, **kwargs)
-        asked = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}.get("output_hidden_states")
-        # a forward of others may read all states
-        wanted = not is_known(type(model)) or (model.config.output_hidden_states if asked is None else asked)
-        before = _caller.set((model.encoder, bool(wanted)))
-        try:
-            return stock.forward(*args, **kwargs)
-        finally:
-            _caller.reset(before)
-
-
-class UnpaddingDebertaV2Model(_Model, DebertaV2Model):
-    """`DebertaV2Model` whose encoder knows what is asked for."""
-
-
-class UnpaddingDebertaModel(_Model, DebertaModel):
-    """`DebertaModel` whose encoder knows what is asked for."""
-
-
-MODELS: dict[type, type] = {DebertaV2Model: UnpaddingDebertaV2Model, DebertaModel: UnpaddingDebertaModel}
-for _stock, _ours in MODELS.items():
-    _ours.__name__ = _stock.__name__  # which `save_pretrained` writes as the architecture
-
-
-class UnpaddingDebertaV2Encoder(_Unpadding, AcceleratedDebertaV2Encoder):
-    """`DebertaV2Encoder` without L·L matrices and without padding."""
+class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):
+    """`DebertaV2Encoder` without L·L matrices, and without padding."""
 
 
 class AcceleratedDebertaEncoder(_Shared, DebertaEncoder):
-    """`DebertaEncoder` without L·L matrices."""
-
-
-class UnpaddingDebertaEncoder(_Unpadding, AcceleratedDebertaEncoder):
-    """`DebertaEncoder` without L·L matrices and without padding."""
+    """`DebertaEncoder` without L·L matrices, and without padding."""
 
 
 def is_covered(module: Any, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> bool:
     """Whether a call comes from an accelerated encoder, for its own tokens."""
     if query_states is not None or module.relative_attention:
         return query_states is None and relative_pos is not None and relative_pos.dim() == 1
-    return is_traced() or is_own(module)
+    return is_traced() or is_stock(module)
 
 
 class _SelfAttention:
@@ -344,9 +274,3 @@ class AcceleratedDebertaSelfAttention(_SelfAttention, DebertaSelfAttention):
         heads = self.num_attention_heads
         query, key, value = split_heads(projected, heads).chunk(3, dim=-1)
         return [query + self.q_bias.view(heads, 1, -1), key, value + self.v_bias.view(heads, 1, -1)]
-
-
-def talking_heads(encoder: nn.Module) -> list[str]:
-    """Reasons to skip an encoder of DeBERTa v1."""
-    has_them = any(getattr(module, "talking_head", False) for module in encoder.modules())
-    return ["talking heads mix the scores of all heads"] if has_them else []

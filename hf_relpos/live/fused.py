@@ -14,7 +14,7 @@ from ..attention.cpu_gemm import FastLinear, has_gradients, linear, linear_activ
 from ..attention.tracing import is_traced
 from ..host import live as stock
 from ..host.declarations import FEED_FORWARD, FeedForward
-from .parts import strange_part
+from .foreign import foreign_part
 
 
 PREFIX = "Fused"  # of the names of our classes
@@ -46,7 +46,7 @@ def _forward(module: Any, parts: FeedForward, states: torch.Tensor) -> torch.Ten
         or not (factor is None or type(factor) is FastLinear)
         or getattr(module, "chunk_size_feed_forward", False)
         or is_traced()
-        or strange_part(module) is not None
+        or foreign_part(module) is not None
         or has_gradients(states, *module.parameters())
     ):
         return None

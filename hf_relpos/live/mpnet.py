@@ -6,15 +6,16 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention.formula import Terms, toeplitz_table
+from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MPNetEncoder, MPNetSelfAttention
-from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .parts import is_own
-from .unpadding import unpadded
+from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, rate_of, split_heads
+from .batch import current
+from .foreign import is_stock
 
 
 class AcceleratedMPNetEncoder(MPNetEncoder):
-    """`MPNetEncoder` whose bias has one entry for each offset."""
+    """`MPNetEncoder` whose bias has one entry for each offset, without padding."""
 
     def compute_position_bias(
         self, x: torch.Tensor, position_ids: torch.Tensor | None = None, num_buckets: int = 32
@@ -25,25 +26,24 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
         """
         batch, length = x.shape[:2]
         by_offset = position_ids is None and is_worthwhile(self, length, length, batch, self.n_heads)
-        if not by_offset or not is_own(self):
+        if not by_offset or not is_stock(self):
             return super().compute_position_bias(x, position_ids, num_buckets)
         offsets = offsets_of(x).offsets(x.device)
         bucket = self.relative_position_bucket(offsets, num_buckets=num_buckets)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
-
-class UnpaddingMPNetEncoder(AcceleratedMPNetEncoder):
-    """The same without padding, whose states are zeros."""
-
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As stock."""
-        names = ("output_attentions", "output_hidden_states", "return_dict")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        batch = unpadded(self, hidden_states, attention_mask, given)
-        if batch is None:
+        found = None if is_traced() else current()
+        if found is None:
             return super().forward(hidden_states, attention_mask, *args, **kwargs)
+        batch = found.taken()
+        given = {
+            **dict(zip(("output_attentions", "output_hidden_states", "return_dict"), args, strict=False)),
+            **kwargs,
+        }
         offsets = offsets_of(hidden_states, batch.groups[0].length).offsets(hidden_states.device)
         bias = self.relative_attention_bias(self.relative_position_bucket(offsets, num_buckets=32)).transpose(0, 1)
         states = batch.remove(hidden_states)
@@ -73,7 +73,7 @@ class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
 
         def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             query, key, value = (split_heads(each, self.num_attention_heads) for each in vectors)
-            return attend_as_stock(self, query, key, value, terms, mask, self.dropout.p, output_attentions)
+            return attend_as_stock(self, query, key, value, terms, mask, rate_of(self.dropout), output_attentions)
 
         if isinstance(attention_mask, UnpaddedBatch):
             out = attention_mask.by_group(lambda group, *rows: attend(group.visible, *rows)[0], *vectors)

@@ -6,22 +6,24 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms
+from ..attention.tracing import is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import RoFormerEncoder, RoFormerSelfAttention
 from ..host.transformers import has_cache
-from .attention import as_boolean, attend_as_stock, is_worthwhile, split_heads
-from .parts import is_own
-from .unpadding import unpadded
+from .attention import as_boolean, attend_as_stock, is_worthwhile, rate_of, split_heads
+from .batch import current
+from .foreign import is_stock
 
 
-class UnpaddingRoFormerEncoder(RoFormerEncoder):
-    """`RoFormerEncoder` without padding, whose states are zeros."""
+class AcceleratedRoFormerEncoder(RoFormerEncoder):
+    """`RoFormerEncoder` without padding."""
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """As stock."""
-        batch = unpadded(self, hidden_states, attention_mask, kwargs)
-        if batch is None:
+        found = None if is_traced() else current()
+        if found is None:
             return super().forward(hidden_states, attention_mask, **kwargs)
+        batch = found.taken()
         shape = (1, batch.groups[0].length)
         positions = self.embed_positions(torch.Size(shape), 0)[None, None]
         states = batch.remove(hidden_states)
@@ -53,7 +55,7 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
 
             return attention_mask.by_group(attend, *vectors), None
         batch, length = hidden_states.shape[:2]
-        long = is_worthwhile(self, length, length, batch, self.num_attention_heads) and is_own(self)
+        long = is_worthwhile(self, length, length, batch, self.num_attention_heads) and is_stock(self)
         if not long or encoder_hidden_states is not None or has_cache(kwargs):
             return super().forward(
                 hidden_states,
@@ -75,4 +77,4 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
             positions = sinusoidal_pos[:, :, : query.shape[2]]
             query, key, *last = self.apply_rotary_position_embeddings(positions, *rotated)
             value = last[0] if last else value
-        return attend_as_stock(self, query, key, value, Terms(), mask, self.dropout.p, output_attentions)
+        return attend_as_stock(self, query, key, value, Terms(), mask, rate_of(self.dropout), output_attentions)

@@ -1,24 +1,25 @@
 """Accelerated encoders of T5 and mT5: layers share a bias by offset, (H, 2L − 1), instead of (1, H, L, L)."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms, toeplitz_table
+from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MT5Attention, MT5Stack, T5Attention, T5Stack, records_of
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .parts import is_own
-from .unpadding import unpadded
+from .batch import current
+from .foreign import is_stock
 
 
 # Up to Transformers 5.14 the result has attention weights on request only.
 ALWAYS_THREE = "output_attentions" not in inspect.signature(T5Attention.forward).parameters
 
 ARGUMENTS = tuple(inspect.signature(T5Stack.forward).parameters)[3:]  # after the mask
-OUTPUTS = ("output_hidden_states", "output_attentions")
 
 
 class _ByOffset:
@@ -52,13 +53,14 @@ class _ByOffset:
             position_bias = module.relative_attention_bias(bucket).transpose(0, 1)
         terms = Terms(scale=1.0, bias=(toeplitz_table(position_bias, context),))
         vectors = [projection(hidden_states) for projection in (module.q, module.k, module.v)]
+        rate = module.dropout if module.training else 0.0  # here it is a number
         config = getattr(module, "config", None)  # which modules of Transformers 5.14 do not have
         wanted = bool(kwargs.get("output_attentions", getattr(config, "output_attentions", False)))
         wanted = wanted and (not ALWAYS_THREE or module.config._attn_implementation == "eager")  # as stock gives them
 
         def attend(mask: torch.Tensor | None, *vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             query, key, value = (split_heads(each, module.n_heads) for each in vectors)
-            return attend_as_stock(module, query, key, value, terms, mask, module.dropout, wanted)
+            return attend_as_stock(module, query, key, value, terms, mask, rate, wanted)
 
         weights = None
         if isinstance(mask, UnpaddedBatch):
@@ -78,15 +80,46 @@ class _Stack:
         stack: Any = self
         records_of(stack)
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        found = None if is_traced() else current()
+        if found is not None:
+            batch = found.taken()
+
+            def run(states: torch.Tensor) -> torch.Tensor:
+                bias = None
+                for block in stack.block:
+                    states, bias = block(states, batch, bias)[:2]
+                return states
+
+            return run_unpadded(stack, batch, input_ids, given, run)
         tokens = given.get("inputs_embeds") if input_ids is None else input_ids
         # up to Transformers 5.14 nothing gets from here to the attention
         may = ALWAYS_THREE and not given.get("is_causal") and not is_refused(stack, attention_mask)
         if tokens is not None and may:
-            batch, length = tokens.shape[:2]
-            is_long = is_worthwhile(stack, length, length, batch, stack.config.num_heads)
-            if is_long and is_own(stack):
+            rows, length = tokens.shape[:2]
+            is_long = is_worthwhile(stack, length, length, rows, stack.config.num_heads)
+            if is_long and is_stock(stack):
                 kwargs["by_offset"] = True
         return super().forward(input_ids, attention_mask, *args, **kwargs)  # type: ignore[misc]
+
+
+def run_unpadded(
+    stack: Any,
+    batch: UnpaddedBatch,
+    input_ids: Any,
+    given: dict[str, Any],
+    run: Callable[[torch.Tensor], torch.Tensor],
+) -> Any:
+    """The outputs of an encoder without its padding.
+
+    Args:
+        given: the arguments of its forward by name, but for `input_ids`.
+        run: its blocks, from states (1, T, D) to such states.
+    """
+    vectors = given.get("inputs_embeds")
+    states = stack.embed_tokens(batch.remove(input_ids)) if vectors is None else batch.remove(vectors)
+    states = batch.restore(stack.dropout(stack.final_layer_norm(run(stack.dropout(states)))))
+    as_tuple = given.get("return_dict", stack.config.return_dict) is False
+    return (states,) if as_tuple else BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
 def is_refused(stack: Any, mask: torch.Tensor | None) -> bool:
@@ -99,34 +132,6 @@ def is_refused(stack: Any, mask: torch.Tensor | None) -> bool:
     )
 
 
-class _Unpadding:
-    """An encoder that takes padding out; the states of padding are zeros."""
-
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As stock, whose layers get a batch in place of their mask."""
-        stack: Any = self
-        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-        asked = {
-            name: getattr(stack.config, name, False) if given.get(name) is None else given[name] for name in OUTPUTS
-        }
-        vectors = given.get("inputs_embeds")
-        like = vectors if input_ids is None else input_ids[..., None]
-        batch = None
-        if like is not None and (input_ids is None or vectors is None):
-            batch = unpadded(stack, like, attention_mask, given | asked, by_row=True, dtype=stack.dtype)
-        if batch is None or like is None:
-            return super().forward(input_ids, attention_mask, *args, **kwargs)  # type: ignore[misc]
-        states = batch.remove(like)
-        states = stack.dropout(stack.embed_tokens(states[..., 0]) if vectors is None else states)
-        bias = None
-        for block in stack.block:
-            states, bias = block(states, batch, bias)[:2]
-        states = batch.restore(stack.dropout(stack.final_layer_norm(states)))
-        wanted = given.get("return_dict")
-        is_tuple = not (stack.config.return_dict if wanted is None else wanted)
-        return (states,) if is_tuple else BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
-
-
 class AcceleratedT5Stack(_Stack, T5Stack):
     """`T5Stack` of an encoder with positions by offset."""
 
@@ -135,17 +140,9 @@ class AcceleratedMT5Stack(_Stack, MT5Stack):
     """`MT5Stack` of an encoder with positions by offset."""
 
 
-class UnpaddingT5Stack(_Unpadding, AcceleratedT5Stack):
-    """The same without padding."""
-
-
-class UnpaddingMT5Stack(_Unpadding, AcceleratedMT5Stack):
-    """The same without padding."""
-
-
 # `save_pretrained` of a stack by itself writes this name as the architecture.
-AcceleratedT5Stack.__name__ = UnpaddingT5Stack.__name__ = T5Stack.__name__
-AcceleratedMT5Stack.__name__ = UnpaddingMT5Stack.__name__ = MT5Stack.__name__
+AcceleratedT5Stack.__name__ = T5Stack.__name__
+AcceleratedMT5Stack.__name__ = MT5Stack.__name__
 
 
 class AcceleratedT5Attention(_ByOffset, T5Attention):

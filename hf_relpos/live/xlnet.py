@@ -11,85 +11,49 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import FIRST, RowGroup, UnpaddedBatch
-from ..host.live import (
-    XLNetModel,
-    XLNetModelOutput,
-    XLNetPoolerAnswerClass,
-    XLNetRelativeAttention,
-    XLNetSequenceSummary,
-)
-from .attention import attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .parts import is_own
-from .unpadding import SPANS, unpadded
+from ..attention.tracing import is_traced
+from ..attention.unpadding import RowGroup, UnpaddedBatch
+from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
+from .attention import attend_as_stock, is_worthwhile, offsets_of, rate_of, split_heads
+from .batch import current
+from .foreign import is_stock
 
 
 ARGUMENTS = tuple(inspect.signature(XLNetModel.forward).parameters)[1:]
-# What a summary reads of a row; others than these read the last state.
-SUMMARIES = {"first": FIRST, "mean": slice(None)}
-LAST, NOTHING = slice(-1, None), slice(0)
 
 
-class UnpaddingXLNetModel(XLNetModel):
-    """`XLNetModel` without padding, whose states are zeros. Its tokenizer pads on the left."""
-
-    reads = NOTHING  # of a row, by the head around it
-    takes_out = "padding is taken out of calls without memory: with use_mems=False, or config.use_mems_eval = False"
-
-    def watch(self, head: nn.Module) -> bool:
-        """Note what a head reads; returns whether it was changed."""
-        for part in head.children():
-            if isinstance(part, XLNetSequenceSummary | XLNetPoolerAnswerClass):
-                self.reads = SUMMARIES.get(getattr(part, "summary_type", ""), LAST)
-        if SPANS in type(head).__name__:
-            self.reads = SUMMARIES["mean"]
-        return False
+class AcceleratedXLNetModel(XLNetModel):
+    """`XLNetModel` without padding. Its tokenizer pads on the left."""
 
     @functools.wraps(XLNetModel.forward)  # callers look at its signature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock, whose code answers calls with memory or for it, which by default are all in evaluation."""
-        given: dict[str, Any] = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-
-        def wanted(field: str, argument: str = "") -> Any:
-            value = given.get(argument or field)
-            return getattr(self.config, field) if value is None else value
-
-        # memory holds padding, too, which the next segment attends to; and permutations are of pretraining
-        stocks = wanted("use_mems_train" if self.training else "use_mems_eval", "use_mems") or any(
-            given.get(name) is not None for name in ("mems", "perm_mask", "target_mapping")
-        )
-        tokens, vectors = (given.get(name) for name in ("input_ids", "inputs_embeds"))
-        mask: Any = given.get("attention_mask")
-        hidden: Any = given.get("input_mask")
-        inputs: Any = vectors if tokens is None else tokens[..., None]
-        batch = None
-        # and calls for which it raises an error, or without a mask
-        stocks = stocks or (tokens is None) == (vectors is None) or (mask is None) == (hidden is None)
-        if not stocks:
-            real = hidden <= 0 if mask is None else mask >= 1
-            outputs = {name: wanted(name) for name in ("output_attentions", "output_hidden_states")}
-            batch = unpadded(self, inputs, real, outputs, self.reads, by_row=True)
-        if batch is None:
+        """As stock."""
+        found = None if is_traced() else current()
+        if found is None:
             return super().forward(*args, **kwargs)
-        states = batch.remove(inputs)
-        states = self.dropout(self.word_embedding(states[..., 0]) if vectors is None else states)
+        batch, given = found.taken(), dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+        vectors: Any = given.get("inputs_embeds")
+        tokens: Any = given.get("input_ids")
+        states = self.word_embedding(batch.remove(tokens)) if vectors is None else batch.remove(vectors)
+        states = self.dropout(states)
         longest = batch.groups[0].length
         distances = self.relative_positional_encoding(longest, longest, bsz=1, device=states.device)
         distances = self.dropout(distances)
         segments = None
         if given.get("token_type_ids") is not None:
-            kinds = batch.remove(given["token_type_ids"][..., None])
-            found = kinds.unique()
-            segments = (kinds == found).to(self.dtype) if len(found) > 1 else None  # (1, T, S)
+            kinds = batch.remove(given["token_type_ids"])[..., None]
+            types = kinds.unique()
+            segments = (kinds == types).to(self.dtype) if len(types) > 1 else None  # (1, T, S)
         for layer in self.layer:
             # layers treat (1, T, D) as any (L, B, D)
             states = layer(states, None, batch, None, distances, segments)[0]
         states = batch.restore(self.dropout(states))
-        return XLNetModelOutput(last_hidden_state=states) if wanted("return_dict") else (states,)
+        as_tuple = given.get("return_dict", self.config.return_dict) is False
+        return (states,) if as_tuple else XLNetModelOutput(last_hidden_state=states)
 
 
 # `save_pretrained` of a model by itself writes this name as the architecture.
-UnpaddingXLNetModel.__name__ = XLNetModel.__name__
+AcceleratedXLNetModel.__name__ = XLNetModel.__name__
 
 
 class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
@@ -113,7 +77,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         keys = torch.cat([mems, h], dim=0) if mems is not None and mems.dim() > 1 else h
         (length, batch), key_length = h.shape[:2], keys.shape[0]
         long = is_worthwhile(self, length, key_length, batch, self.n_head)
-        if g is not None or not long or not is_own(self):
+        if g is not None or not long or not is_stock(self):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
         query, key, value = (
             split_heads(projected(vectors, weight).transpose(0, 1), self.n_head)
@@ -130,7 +94,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             by_query = self.scale * self.segment_steps(query)  # (B, H, L, 1)
             differ = seg_mat[..., 1].permute(2, 0, 1)[:, None]  # (B, 1, L, K)
             terms = replace(terms, dense=(by_query * differ.to(by_query.dtype),))
-        dropout = self.dropout.p
+        dropout = rate_of(self.dropout)
         out, weights = attend_as_stock(self, query, key, value, terms, visible, dropout, output_attentions, context)
         result = (self.add_to(h, out.transpose(0, 1)), None)
         return result if weights is None else (*result, weights.permute(2, 3, 0, 1))
@@ -168,7 +132,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
 
         def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
             query, key, value = (split_heads(each, self.n_head) for each in rows)
-            return attend_as_stock(self, query, key, value, terms, group.visible, self.dropout.p)[0]
+            return attend_as_stock(self, query, key, value, terms, group.visible, rate_of(self.dropout))[0]
 
         return batch.by_group(attend, *(each.flatten(2) for each in (query, key, value)))
 
@@ -201,14 +165,3 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
 def projected(vectors: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Vectors, (…, D), times a weight of stock's, (D, H, d): (…, H·d)."""
     return linear(vectors, weight.flatten(1).t())
-
-
-def other_uses(model: nn.Module) -> list[str]:
-    """Reasons to skip a model."""
-    config: Any = model.config
-    reasons = []
-    if config.attn_type != "bi":
-        reasons.append(f"attn_type = {config.attn_type!r}: it attends to the left only")
-    if config.bi_data:
-        reasons.append("bi_data = True: half of a batch runs backwards")
-    return reasons

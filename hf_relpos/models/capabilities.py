@@ -13,12 +13,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..attention.backends.eager import Eager
 from ..attention.call import AttentionCall, reads_window_only
-from ..attention.context import AttentionContext
+from ..attention.context import AttentionContext, LayerInputs, TokenInputs
 from ..attention.dispatch import AUTO, BY_NAME, capable_implementations, check_implementation, choose
 from ..attention.formula import Terms
 from ..schemes.registry import build_scheme, build_shared, scheme_parts
 from .configuration_relpos_bert import RelPosBertConfig
-from .sequence import SequenceMetadata, window_mask
+from .sequence import Rows, SequenceMetadata, window_mask
 
 
 class _Projection:
@@ -56,17 +56,14 @@ def _make_terms(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool
         context = AttentionContext(
             2,
             2,
-            grid=ids,
-            token_type_ids=ids[..., 0],
-            relation_ids=ids,
-            token_numbers=torch.zeros(1, config.num_attention_heads, 2),
-            query_projection=projection,
-            key_projection=projection,
+            tokens=TokenInputs(grid=ids, token_type_ids=ids[..., 0], relation_ids=ids),
+            layer=LayerInputs(None, torch.zeros(1, config.num_attention_heads, 2), projection, projection),
             device=torch.device("meta"),
         )
         try:
             with torch.no_grad():
-                terms = scheme(context if shared is None else replace(context, shared=shared(context)))
+                found = None if shared is None else shared(context)
+                terms = scheme(replace(context, layer=context.layer._replace(shared=found)))
         except (RuntimeError, NotImplementedError) as error:
             raise ValueError(
                 f"position_embedding_type = {config.position_scheme_name!r}: its terms cannot be made on the meta "
@@ -100,7 +97,7 @@ def probe_call(
         vectors,
         terms,
         replace(context, query_length=length, key_length=length),
-        window_mask(SequenceMetadata(length, length), config, vectors),
+        window_mask(SequenceMetadata(AttentionContext(length, length)), config, Rows(vectors[:, 0])),
         dropout=dropout,
         output_weights=output_weights,
         needs_gradients=needs_gradients,

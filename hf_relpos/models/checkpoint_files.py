@@ -87,8 +87,8 @@ def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) ->
         if only_if_there:
             return
         raise ValueError(
-            f"{os.fspath(folder)}: has no {CONFIG}, so this is not a checkpoint folder; give the folder that "
-            "`save_pretrained` wrote"
+            f"{os.fspath(folder)} has no {CONFIG}, so it is not a checkpoint; give a folder that `save_pretrained` "
+            "wrote"
         )
     read_json(path)
 
@@ -128,8 +128,8 @@ def check_weights(files: Iterable[str]) -> None:
         config = os.path.join(os.path.dirname(path), CONFIG)
         if wrong and not (os.path.isfile(config) and read_json(config).get("quantization_config")):
             raise ValueError(
-                f"{path}: {wrong[0]} has dtype {types[wrong[0]]}, and {CONFIG} no quantization_config; restore the "
-                "file"
+                f"{path}: {wrong[0]} has dtype {types[wrong[0]]}, but {CONFIG} has no quantization_config; restore "
+                "the file"
             )
 
 

@@ -1,7 +1,7 @@
 """Checks of a configuration, which the installed package runs whenever one is made, and of the arguments of `forward`.
 
 Each raises an error that names field or argument, value and remedy. Transformers checks the types of BERT's own fields
-only: an invalid value would cause an error of PyTorch that names no field, or the construction of a model without end.
+only: an invalid value would cause an error of PyTorch that names no field, or a model too large to build.
 """
 
 import reprlib
@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ..host.transformers import ACT2FN
 from ..schemes.registry import SCHEMES, build_input, parts_with_absolute_table, scheme_parts
 from ..schemes.scheme import MAX_COUNT
-from .sequence import INDICES, check_tensor
+from .sequence import INDICES, Rows, check_tensor
 
 
 logger = logging.get_logger(__name__)
@@ -132,15 +132,15 @@ ARGUMENTS: dict[str, Rule] = {
 def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
     """The fields of a file without an attention kernel of a repository, which Transformers would download and import.
 
-    A warning names it. A caller may name it: `from_pretrained(…, attn_implementation=…)`.
+    A warning names it. To use it, pass `from_pretrained(…, attn_implementation=…)`.
     """
     kept = {}
     for name, value in fields.items():
         given = value.values() if isinstance(value, Mapping) else [value]
         if ARGUMENTS.get(name) is BACKEND and any("/" in each for each in given if isinstance(each, str)):
             logger.warning(
-                f"{where}: {name} = {value!r} would download and import code, and is left out; if you trust it, "
-                f"give attn_implementation={value!r} yourself"
+                f"{where}: {name} = {value!r} is ignored, because it would download and run code; if you trust it, "
+                f"pass attn_implementation={value!r}"
             )
         else:
             kept[name] = value
@@ -148,10 +148,10 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
 
 
 def warn_of_misspelt(given: Iterable[str], known: Iterable[str]) -> None:
-    """Warn of arguments that are a letter from a field: Transformers takes any name."""
+    """Warn about arguments that look like a misspelt field, because Transformers accepts any name."""
     for name in given:
         for field in get_close_matches(name, set(known) - {name}, n=1, cutoff=0.95):
-            logger.warning(f"{name} is no field of a RelPosBertConfig, and changes nothing; is {field} meant?")
+            logger.warning(f"{name} is not a field of RelPosBertConfig and has no effect; did you mean {field}?")
 
 
 def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) -> None:
@@ -171,7 +171,8 @@ def check_settings(config: Any) -> None:
         )
     if config.global_tokens is not None and config.attention_window is None:
         raise ValueError(
-            f"global_tokens = {config.global_tokens} with attention_window = None: give a window, or leave them out"
+            f"global_tokens = {config.global_tokens} requires attention_window, which is None; set it, or leave "
+            "global_tokens out"
         )
     _check_position_scheme(config)
     check_memory_settings(config)
@@ -184,14 +185,11 @@ def check_fields(config: Any) -> None:
     # some configurations have −1; BERT's embeddings count negative ids from the end
     if config.pad_token_id is not None and not -config.vocab_size <= config.pad_token_id < config.vocab_size:
         raise ValueError(
-            f"pad_token_id = {config.pad_token_id} with vocab_size = {config.vocab_size}: give a token of the "
-            "vocabulary, or None"
+            f"pad_token_id = {config.pad_token_id} is outside of the vocabulary (vocab_size = {config.vocab_size}); "
+            "give a token id, or None"
         )
     if config.add_cross_attention and not config.is_decoder:
-        raise ValueError(
-            "add_cross_attention = True with is_decoder = False: only a decoder attends to an encoder; set "
-            "is_decoder=True, or leave cross-attention out"
-        )
+        raise ValueError("add_cross_attention = True requires is_decoder = True; set it, or leave cross-attention out")
 
 
 def _check_position_scheme(config: Any) -> None:
@@ -203,11 +201,11 @@ def _check_position_scheme(config: Any) -> None:
     scales.pop(None, None)
     if len(scales) > 1:
         listed = ", ".join(f"{name} {value:.4g}" for value, name in scales.items())
-        raise ValueError(f"{field}: the scales differ ({listed})")
+        raise ValueError(f"{field}: schemes with different scales cannot be combined ({listed})")
     if sum(scheme.rotates() for scheme, _ in parts) > 1:
-        raise ValueError(f"{field}: two rotations do not combine")
+        raise ValueError(f"{field}: two rotations cannot be combined")
     if sum(scheme.has_token_numbers() for scheme, _ in parts) > 1:
-        raise ValueError(f"{field}: two with `token_numbers` do not combine")
+        raise ValueError(f"{field}: two schemes with `token_numbers` cannot be combined")
     if len(parts) > 1 and any(scheme.rotates() for scheme, _ in parts):
         from .capabilities import probe_call
 
@@ -228,13 +226,13 @@ def check_memory_settings(config: Any) -> None:
         if reason is not None:
             capable = [s.name for s in SCHEMES.values() if s.memory_unsupported_reason(s.defaults()) is None]
             raise ValueError(
-                f"memory_length = {config.memory_length} with the position scheme {scheme.name!r}: {reason}. These "
-                f"take a memory: {', '.join(capable)}"
+                f"memory_length = {config.memory_length}: the position scheme {scheme.name!r} does not support a "
+                f"memory: {reason}. Schemes that support one: {', '.join(capable)}"
             )
     if config.attention_window is not None and config.global_tokens != []:
         raise ValueError(
             f"memory_length = {config.memory_length} with attention_window = {config.attention_window} and "
-            f"global_tokens = {config.global_tokens}: global tokens of earlier segments are not kept; set "
+            f"global_tokens = {config.global_tokens}: a memory does not store global tokens of earlier segments; set "
             "global_tokens=[], or leave the window out"
         )
 
@@ -244,7 +242,7 @@ def _check_convolution(config: Any) -> None:
     if not config.conv_kernel_size:
         return
     if config.conv_kernel_size % 2 == 0:
-        raise ValueError(f"conv_kernel_size = {config.conv_kernel_size}: give an odd number of tokens, or 0 for none")
+        raise ValueError(f"conv_kernel_size = {config.conv_kernel_size} is not odd; give an odd number, or 0 for none")
     if config.hidden_size % config.conv_groups:
         raise ValueError(
             f"conv_groups = {config.conv_groups} does not divide hidden_size = {config.hidden_size}; give a divisor"
@@ -252,8 +250,7 @@ def _check_convolution(config: Any) -> None:
     if config.is_decoder or config.memory_length:
         raise ValueError(
             f"conv_kernel_size = {config.conv_kernel_size} with is_decoder = {config.is_decoder} and memory_length = "
-            f"{config.memory_length}: the convolution sees tokens to the right, and none of earlier segments; it is "
-            "for encoders without a memory"
+            f"{config.memory_length}: the convolution is for encoders without a memory; set conv_kernel_size=0"
         )
 
 
@@ -264,45 +261,37 @@ VECTORS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check_inputs(
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    required: frozenset[str],
-    input_ids: Any,
-    inputs_embeds: Any,
-    attention_mask: Any,
-    token_type_ids: Any,
-    position_ids: Any,
-    relation_ids: Any,
-    has_cache: bool,
+    config: PreTrainedConfig, dtype: torch.dtype, required: frozenset[str], rows: Rows, are_ids: bool, has_cache: bool
 ) -> None:
-    """Check the arguments of `forward` against each other and the configuration; each may be None.
+    """Check the arguments of `forward` against each other and the configuration.
 
     Args:
         config: a RelPosBertConfig.
         dtype: dtype of the model.
         required: inputs that the scheme reads: `relation_ids`.
+        are_ids: whether the tokens of `rows` are input_ids, not inputs_embeds.
         has_cache: whether a mask also covers keys of earlier calls.
 
     Raises:
         TypeError: for values that are not tensors.
         ValueError: for wrong dtypes and shapes; names the argument and its valid values.
     """
-    if inputs_embeds is None:
-        check_tensor("input_ids", input_ids)
-        if input_ids.dim() != 2 or not input_ids.numel():
+    tokens, attention_mask, token_type_ids, position_ids, relation_ids = rows
+    if are_ids:
+        check_tensor("input_ids", tokens)
+        if tokens.dim() != 2 or not tokens.numel():
             raise ValueError(
-                f"input_ids has shape {tuple(input_ids.shape)}; give (batch, length), both at least 1"
-                + (": a row alone as input_ids[None]" if input_ids.dim() == 1 else "")
+                f"input_ids has shape {tuple(tokens.shape)}; give (batch, length), both at least 1"
+                + (": a row alone as input_ids[None]" if tokens.dim() == 1 else "")
             )
-        batch, length = input_ids.shape
     else:
-        check_tensor("inputs_embeds", inputs_embeds, VECTORS)
-        if inputs_embeds.dim() != 3 or not inputs_embeds.numel() or inputs_embeds.shape[2] != config.input_size:
+        check_tensor("inputs_embeds", tokens, VECTORS)
+        if tokens.dim() != 3 or not tokens.numel() or tokens.shape[2] != config.input_size:
             raise ValueError(
-                f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; give (batch, length, {config.input_size}), "
-                "batch and length at least 1: the width is that of the word embeddings"
+                f"inputs_embeds has shape {tuple(tokens.shape)}; give (batch, length, {config.input_size}), "
+                "the width of the word embeddings, with batch and length at least 1"
             )
-        batch, length = inputs_embeds.shape[:2]
+    batch, length = tokens.shape[:2]
     if token_type_ids is not None:
         check_tensor("token_type_ids", token_type_ids)
         if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):

@@ -26,6 +26,15 @@ def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture
     return None if fields is None else OtherArchitecture(fields)
 
 
+def refuse_nezha(source: Any, config: dict[str, Any]) -> None:
+    """Raise a ValueError for the original layout of NEZHA, whose configuration calls itself BERT, or nothing."""
+    if config.get("use_relative_position"):
+        raise ValueError(
+            f"{source}: use_relative_position = {config['use_relative_position']!r} marks a NEZHA checkpoint, not a "
+            f"BERT; convert it with `hf-relpos convert {source} OUT` and load OUT"
+        )
+
+
 def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
     checks = installed("models.checks")
     return fields if checks is None else checks.without_kernels(fields, where)
@@ -81,9 +90,10 @@ class RelPosBertConfig(BertConfig):
             Whether queries and keys are normalised, each over all heads, and the output of attention a second time
             after the input is added again: LN(LN(x + W attention) + x), as in jina-embeddings-v2-base-code.
         unpad_inputs (`bool`, defaults to `False`):
-            Whether the layers compute only the real tokens of a padded batch, which makes training on much padding
-            faster. The output is then zero at padding, except by the code of a saved model. A batch with a cache, a
-            memory or cross-attention is not unpadded.
+            Whether the layers compute only the real tokens of a padded batch, in inference and in training. The output
+            is then zero at padding, except by the code of a saved model. A position is padding if its mask is 0 and
+            its id is `pad_token_id`; in `inputs_embeds`, if its mask is 0. Batches with fewer than 16 such positions,
+            with a cache, a memory or cross-attention are not unpadded.
         memory_length (`int`, defaults to 0):
             M: outputs have a `memory`, the layer inputs of the last M tokens of each row, which `forward` takes with
             the next segment of the same texts (Transformer-XL, Dai et al., arXiv 1901.02860). 0 for none. It may be
@@ -162,15 +172,13 @@ class RelPosBertConfig(BertConfig):
             ValueError: for another architecture, and for the original layout of NEZHA, whose model_type is BERT's.
         """
         config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        model_type = config.get("model_type", cls.model_type)
+        source = pretrained_model_name_or_path
+        # the first BERT files name no type
+        model_type = config.get("model_type") or ("bert" if config else cls.model_type)
         if model_type == "bert":
-            if fields := other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(source, config):
                 return fields, kwargs
-            if config.get("use_relative_position"):
-                raise ValueError(
-                    f"{pretrained_model_name_or_path}: use_relative_position = True marks a NEZHA checkpoint, not a "
-                    f"BERT; convert it with `hf-relpos convert {pretrained_model_name_or_path} OUT` and load OUT"
-                )
+            refuse_nezha(source, config)
             config = {
                 **config,
                 "model_type": cls.model_type,
@@ -180,12 +188,11 @@ class RelPosBertConfig(BertConfig):
         elif model_type != cls.model_type and not any(
             isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
         ):
-            if fields := other_architecture(pretrained_model_name_or_path, config):
+            if fields := other_architecture(source, config):
                 return fields, kwargs
-            raise ValueError(
-                f"{pretrained_model_name_or_path}: model_type = {model_type!r}; only 'bert' and {cls.model_type!r} "
-                "checkpoints can be read"
-            )
+            families = installed("families.loading")
+            remedy = "" if families is None else f": {families.conversion_of(model_type, source)}"
+            raise ValueError(f"{source}: model_type = {model_type!r} cannot be loaded as {cls.model_type}{remedy}")
         return config, kwargs
 
     @classmethod
@@ -217,6 +224,7 @@ class RelPosBertConfig(BertConfig):
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         backend = config._attn_implementation
         if not own:
+            refuse_nezha(config.name_or_path or "BertConfig", values)
             # stock classes read any name from a file; whether a caller gave this one cannot be seen here
             backend = _without_kernels({"_attn_implementation": backend}, config.name_or_path or "BertConfig").get(
                 "_attn_implementation"

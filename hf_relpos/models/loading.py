@@ -29,6 +29,11 @@ FRESH_PARTS = {
     "embeddings.position_embeddings.": POSITION_FIELDS,
     ".crossattention.": ("add_cross_attention",),
 }
+# What may be the matter with a BERT that lacks nothing but its table of positions.
+WITHOUT_POSITIONS = (
+    "NEZHA has no such table: if this is one, set model_type = 'nezha' in its config.json, and `hf-relpos convert "
+    "{source} OUT` converts it; if not, restore the file"
+)
 # Parts of the encoder that `ignore_mismatched_sizes` may initialise.
 RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
 
@@ -48,7 +53,7 @@ def load(
         The model, and with `output_loading_info=True` its loading info.
 
     Raises:
-        ValueError: for broken files, and as `check_loaded`.
+        ValueError: for broken files, and as `check_encoder`.
     """
     output_loading_info = arguments.pop("output_loading_info", False)
     check_local(source, arguments)
@@ -58,13 +63,13 @@ def load(
     if model._hf_peft_config_loaded:  # the info is about the adapters
         info = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
     try:
-        check_loaded(model, info, source, arguments)
+        check_encoder(model, info, source, arguments)
     except ValueError:
         found = read_other_architecture(kind, source, arguments, by_tensors=True)
         if found is None:
             raise
         model, info = load_prepared(from_pretrained, source, args, found)
-        check_loaded(model, info, source, arguments)
+        check_encoder(model, info, source, arguments)
     return model
 
 
@@ -93,14 +98,20 @@ def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, 
         # an Auto class has read the configuration of the checkpoint itself: one of ours, or a stock one that the class
         # refuses
         own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source)
-        own = own and not getattr(config, "converted_from", None)
-        return arguments if own else read_other_architecture(kind, source, arguments) or arguments
+        other = bool(getattr(config, "converted_from", None))
+        if own and not other:
+            return arguments
+        found = read_other_architecture(kind, source, arguments)
+        if found is None and other:
+            found = read_other_architecture(kind, source, arguments, by_tensors=True)
+        return found or arguments
     try:
         fields, _ = kind.config_class.get_config_dict(source, **hub_arguments(arguments))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last three: no JSON object
         if os.path.isdir(source):
             check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
-        return arguments  # an adapter's folder, or no checkpoint: Transformers reads it, or says so
+        # or an adapter's folder, or no checkpoint: Transformers reads it, or says so
+        return read_other_architecture(kind, source, arguments, by_tensors=True) or arguments
     if not fields:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return arguments
     if isinstance(fields, OtherArchitecture):
@@ -169,7 +180,7 @@ def read_other_architecture(
 # Fields that follow from the tensors of another architecture.
 LAYOUT_FIELDS = (
     *("position_embedding_type", "position_options", "absolute_position_embeddings", "feed_forward_type"),
-    *("extra_attention_norms", "hidden_act"),
+    *("extra_attention_norms", "hidden_act", "max_position_embeddings", "converted_from"),
 )
 
 
@@ -178,7 +189,7 @@ def in_body(name: str) -> bool:
     return name.removeprefix("bert.").startswith(("embeddings.", "encoder."))
 
 
-def check_loaded(
+def check_encoder(
     model: PreTrainedModel, info: Mapping[str, Iterable[Any]], source: Any, arguments: Mapping[str, Any]
 ) -> None:
     """Reject a model whose encoder differs from the checkpoint. With an empty `state_dict` all weights may be new.
@@ -213,16 +224,16 @@ def check_loaded(
     if surplus and "num_hidden_layers" not in arguments and not _changed(("num_hidden_layers",), model.config, saved):
         count = model.config.num_hidden_layers
         raise ValueError(
-            f"{name}: config.json says num_hidden_layers = {count}, and the weights have more layers "
-            f"({_listed(surplus)}); correct config.json, or pass num_hidden_layers={count} to leave these out"
+            f"{name}: num_hidden_layers = {count} in config.json, but the weights have more layers "
+            f"({_listed(surplus)}); correct config.json, or pass num_hidden_layers={count} to drop these"
         )
     tables = [name for name in tables if name not in surplus]
     if tables and not _changed(POSITION_FIELDS, model.config, saved):
         raise ValueError(
-            f"{name}: the weights hold tables of distances ({_listed(tables)}), which position_embedding_type = "
-            f"{getattr(model.config, 'position_embedding_type', None)!r} has no place for; set it in config.json to "
-            "the scheme that they were trained with, or pass it as a keyword. To leave them out on purpose, load with "
-            "another position_embedding_type than config.json's"
+            f"{name}: the weights have distance tables ({_listed(tables)}), which position_embedding_type = "
+            f"{getattr(model.config, 'position_embedding_type', None)!r} does not use; set it in config.json to the "
+            "scheme that they were trained with, or pass it as a keyword. To drop the tables on purpose, pass another "
+            "position_embedding_type than that of config.json"
         )
 
 
@@ -232,9 +243,9 @@ def _check_sizes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     if wrong:
         tensor, stored, expected = wrong[0]
         raise ValueError(
-            f"{name}: {len(wrong)} tensors of the encoder have other sizes than the configuration says, such as "
-            f"{tensor} with {tuple(stored)} instead of {tuple(expected)}; ignore_mismatched_sizes would leave them "
-            "random, which is for heads, vocabularies and tables of positions only. Correct the configuration"
+            f"{name}: {len(wrong)} tensors of the encoder do not have the size of the configuration, such as {tensor} "
+            f"with {tuple(stored)} instead of {tuple(expected)}. Correct the configuration; ignore_mismatched_sizes "
+            "is for heads, vocabularies and position tables only, since it leaves tensors random"
         )
 
 
@@ -262,20 +273,22 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     config = model.config
     if all("distance_embedding." in name for name in missing):
         return (
-            f"config.json says position_embedding_type = {config.position_embedding_type!r}, but the weights lack "
-            f"{_listed(missing)} ({len(missing)} tensors). Stock Transformers v5 drops these tables when it loads and "
-            "saves such a checkpoint: go back to the original files, or pass another position_embedding_type to start "
-            "from fresh tables"
+            f"position_embedding_type = {config.position_embedding_type!r} requires tables, but the weights lack "
+            f"{_listed(missing)} ({len(missing)} tensors). Transformers 5 drops these tables when it loads and saves "
+            "such a checkpoint: use the original files, or pass another position_embedding_type to start with new "
+            "tables"
         )
     facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({_listed(missing)})"
     if unexpected:
-        facts += f" and hold others that {type(model).__name__} has no place for ({_listed(unexpected)})"
+        facts += f" and have others that {type(model).__name__} does not use ({_listed(unexpected)})"
     families = installed("families.loading")
     if families is not None and (looks := families.resemblance(unexpected, source)):
         return f"{facts}. {looks}"
+    if all("embeddings.position_embeddings." in name for name in missing):
+        return f"{facts}. {WITHOUT_POSITIONS.format(source=source)}"
     return (
-        f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights on purpose, make a "
-        f"{type(model).__name__} of its configuration and call load_state_dict(…, strict=False)"
+        f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights on purpose, create "
+        f"a {type(model).__name__} from its configuration and call load_state_dict(…, strict=False)"
     )
 
 
@@ -283,10 +296,10 @@ def _correction(missing: list[str], body: list[str], unexpected: list[str], conf
     """Likely remedy for a checkpoint of unknown layout."""
     prefix = _common_prefix(missing, unexpected)
     if prefix:
-        return f"Its names have a prefix; pass key_mapping={{{f'^{re.escape(prefix)}'!r}: ''}} to take it off"
+        return f"Its names have a prefix; pass key_mapping={{{f'^{re.escape(prefix)}'!r}: ''}} to remove it"
     stored = {layer for name in body if name not in missing and (layer := _layer(name)) is not None}
     if stored and not {_layer(name) for name in missing} & {None, *stored}:
-        return f"num_hidden_layers = {config.num_hidden_layers}, and the file has {len(stored)}; correct config.json"
+        return f"num_hidden_layers = {config.num_hidden_layers}, but the file has {len(stored)}; correct config.json"
     return "Restore the file, or correct config.json, which describes another model"
 
 

@@ -5,7 +5,7 @@ modules keep their names, so that stock BERT weights load unchanged.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,10 @@ from transformers.modeling_outputs import (
 from transformers.utils import logging
 
 from ..attention.call import AttentionCall, LazyMask, SharedTerms
-from ..attention.context import AttentionContext
+from ..attention.context import AttentionContext, LayerInputs
 from ..attention.dispatch import AUTO, run_attention
-from ..attention.formula import Terms
-from ..attention.tracing import is_traced
-from ..attention.unpadding import RowGroup, UnpaddedBatch
+from ..attention.tracing import has_contents, is_traced
+from ..attention.unpadding import UnpaddedBatch
 from ..files import apply_umask
 from ..host.transformers import (
     ACT2FN,
@@ -67,15 +66,7 @@ from .checks import PROJECTIONS
 from .configuration_relpos_bert import RelPosBertConfig
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
 from .saved_code.remote_code import CONFIGURATION, MODELING, installed, save_code
-from .sequence import (
-    PositionInputs,
-    SequenceMetadata,
-    packed_position_ids,
-    row_metadata,
-    sequence_metadata,
-    token_mask,
-    tokens_to_keep,
-)
+from .sequence import PositionInputs, Rows, SequenceMetadata, indexed_sequence, packed_position_ids, read_sequence
 
 
 logger = logging.get_logger(__name__)
@@ -160,11 +151,13 @@ class AttentionInputs(NamedTuple):
         attention_mask: from `SequenceMetadata.mask`.
         context: positions of queries and keys, and the other relations between them.
         shared_terms: terms of the scheme, if they are the same in every layer.
+        kept: what a layer finds out for those with the same scheme, by its signature (`AttentionCall.kept`).
     """
 
     attention_mask: torch.Tensor | LazyMask | BlockMask | None
     context: AttentionContext
     shared_terms: SharedTerms | None
+    kept: dict[Hashable, dict[Hashable, Any]]
 
 
 class RelPosBertSelfAttention(BertSelfAttention):
@@ -189,6 +182,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         context: AttentionContext | None = None,
         memory: SegmentMemory | None = None,
         shared_terms: SharedTerms | None = None,
+        kept: dict[Hashable, dict[Hashable, Any]] | None = None,
         past_key_values: Cache | None = None,
         unpadded: tuple[Any, list["AttentionInputs"]] | None = None,
         **kwargs,
@@ -199,39 +193,25 @@ class RelPosBertSelfAttention(BertSelfAttention):
             context: positions of queries and keys in this call; None for consecutive tokens without a cache.
             memory: recurrence memory of earlier segments. Its keys come first, before those of a cache.
             shared_terms: terms of the scheme, if they are the same in every layer; None to compute the layer's own.
-            unpadded: a batch without its padding, and mask, context and terms of each of its groups. The hidden
-                states, here and returned, are then (1, T, D), and the other arguments are not read.
+            kept: see `AttentionInputs`.
+            unpadded: a batch without its padding, and the inputs of each of its groups. The hidden states, here and
+                returned, are then (1, T, D), and the other arguments are not read.
         """
         if unpadded is not None:
             return self._attend_unpadded(hidden_states, *unpadded, kwargs), None
         cache = one_cache(cache, past_key_values)
-        hidden_keys, memory_length = hidden_states, 0
-        if memory is not None:
-            memory_length = memory.length
-            states = memory.states[self.layer_idx].detach().to(hidden_states.device, hidden_states.dtype)
-            hidden_keys = torch.cat([states, hidden_states], dim=1)
-        query, key, value = map(self._split_heads, self._project(hidden_states, hidden_keys))
-        numbers = self.distance_embedding.token_numbers(hidden_keys)
+        states = hidden_states if memory is None else memory.with_segment(hidden_states, self.layer_idx)
+        query, key, value = map(self._split_heads, self._project(hidden_states, states))
+        numbers = self.distance_embedding.token_numbers(states)
         if numbers is not None:
             numbers = numbers.transpose(1, 2).to(key.dtype)
         if cache is not None:
-            if numbers is not None:  # cached, reordered and cropped as part of the key
-                key = torch.cat([key, numbers[..., None]], dim=-1)
-            (old_key, key), (old_value, value) = (
-                states.tensor_split([memory_length], dim=2) for states in (key, value)
-            )
-            if isinstance(cache, EncoderDecoderCache):
-                cache = cache.self_attention_cache
-            key, value = cache.update(key, value, self.layer_idx)
-            if memory_length:
-                key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
+            before = 0 if memory is None else memory.length
+            key, value, numbers = self._with_cache(cache, key, value, numbers, before)
         if context is None:
-            context = AttentionContext(query.shape[2], key.shape[2])
-        if numbers is not None:
-            if cache is not None:
-                key, numbers = key[..., :-1], key[..., -1]
-            context = replace(context, token_numbers=numbers)
-        call = self._call(query, key, value, attention_mask, context, shared_terms, kwargs)
+            context = AttentionContext(query.shape[2], key.shape[2], device=query.device)
+        inputs = AttentionInputs(attention_mask, context, shared_terms, {} if kept is None else kept)
+        call = self._call(query, key, value, inputs, numbers, kwargs)
         out, weights = run_attention(self.config._attn_implementation, call)
         return out.flatten(2).contiguous(), weights
 
@@ -239,15 +219,14 @@ class RelPosBertSelfAttention(BertSelfAttention):
         self, hidden_states: torch.Tensor, batch: UnpaddedBatch, inputs: list[AttentionInputs], options: dict[str, Any]
     ) -> torch.Tensor:
         """The output for hidden_states (1, T, D) of a batch without its padding; `inputs` of each of its groups."""
-        each, longest = iter(inputs), []  # terms of the longest rows, which come first
+        each, longest = iter(inputs), None  # the longest rows come first, and others may share their terms
 
         def attend(group, *rows):
-            own, context, shared_terms = next(each)
-            if len(rows) > 3:
-                context = replace(context, token_numbers=rows[3].transpose(1, 2))
-            terms = longest[0] if longest and longest[0].by_offset else None
-            call = self._call(*map(self._split_heads, rows[:3]), own, context, shared_terms, options, terms)
-            longest.append(call.terms)
+            nonlocal longest
+            query, key, value = map(self._split_heads, rows[:3])
+            numbers = rows[3].transpose(1, 2) if len(rows) > 3 else None
+            call = self._call(query, key, value, next(each), numbers, options, longest)
+            longest = longest or call.shared
             return run_attention(self.config._attn_implementation, call)[0].flatten(2)
 
         numbers = self.distance_embedding.token_numbers(hidden_states)
@@ -262,63 +241,70 @@ class RelPosBertSelfAttention(BertSelfAttention):
         """(B, L, H·d) as (B, H, L, d)."""
         return vectors.unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
 
+    def _with_cache(
+        self, cache: Cache, key: torch.Tensor, value: torch.Tensor, numbers: torch.Tensor | None, before: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Keys, values and token numbers with those of a cache after the first `before`, which stay out of it."""
+        if numbers is not None:  # cached, reordered and cropped as part of the key
+            key = torch.cat([key, numbers[..., None]], dim=-1)
+        (old_key, key), (old_value, value) = (states.tensor_split([before], dim=2) for states in (key, value))
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        key, value = cache.update(key, value, self.layer_idx)
+        if before:
+            key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
+        return (key, value, None) if numbers is None else (key[..., :-1], value, key[..., -1])
+
     def _call(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: torch.Tensor | LazyMask | None,
-        context: AttentionContext,
-        shared_terms: SharedTerms | None,
+        inputs: AttentionInputs,
+        numbers: torch.Tensor | None,
         options: dict[str, Any],
-        terms: Terms | None = None,
+        longest: SharedTerms | None = None,
     ) -> AttentionCall:
-        """The attention of (B, H, L, d) and (B, H, K, d). Without terms these are computed, or the shared ones."""
-        context = self.layer_context(context, query, key.shape[2])
-        if shared_terms is not None and (
-            shared_terms.device != query.device or shared_terms.signature != self.distance_embedding.signature
-        ):
-            shared_terms = None
-        if shared_terms is not None:
-            terms = shared_terms.terms
-        elif terms is None:
-            terms = self.distance_embedding(context)
+        """The attention of (B, H, L, d) and (B, H, K, d), with token numbers (B, H, K).
+
+        Its terms are those of all layers, those of the longest rows of this layer, or made for the call.
+        """
+        mask, context, shared, kept = inputs
+        signature = self.distance_embedding.signature
+        if shared is None or (shared.device, shared.signature) != (query.device, signature):
+            reused = longest is not None and longest.holds_for(context)
+            shared = longest if reused else self.make_terms(context, query, numbers)
         return AttentionCall(
             query,
             key,
             value,
-            terms,
+            shared.terms,
             context,
-            mask=attention_mask,
-            is_causal=attention_mask is None and self.is_causal and query.shape[2] > 1,
+            mask=mask,
+            is_causal=mask is None and self.is_causal and query.shape[2] > 1,
             dropout=self.dropout.p if self.training else 0.0,
             output_weights=bool(options.get("output_attentions", self.config.output_attentions)),
             needs_gradients=torch.is_grad_enabled(),
-            shared=shared_terms,
+            shared=shared,
             layer=self,
             options=options,
+            kept=None if is_traced() else kept.setdefault(signature, {}),
         )
 
-    def layer_context(self, context: AttentionContext, query: torch.Tensor, key_length: int) -> AttentionContext:
-        """The context of a call with the device and dtype of queries, and the layer's projections."""
-        return replace(
-            context,
-            key_length=key_length,
-            device=query.device,
-            dtype=torch.promote_types(query.dtype, torch.float32),
-            query_projection=self.query,
-            key_projection=self.key,
-            shared=context.shared() if callable(context.shared) else context.shared,
-        )
+    def make_terms(
+        self, context: AttentionContext, like: torch.Tensor, numbers: torch.Tensor | None = None
+    ) -> SharedTerms:
+        """The terms of this layer's scheme for a context.
 
-    def make_shared_terms(self, context: AttentionContext, hidden_states: torch.Tensor) -> SharedTerms:
-        """The terms of this layer's scheme, to be shared by all layers, for the device and dtype of hidden states."""
-        device, dtype = hidden_states.device, hidden_states.dtype
-        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # autocast fails on the meta device
-            dtype = torch.get_autocast_dtype(device.type)
-        like = torch.empty(0, self.attention_head_size, device=device, dtype=dtype)
-        context = replace(context, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        return SharedTerms(self.distance_embedding(context), self.distance_embedding.signature, context, like)
+        Args:
+            like: (…, d), of the device and dtype of the queries.
+            numbers: token numbers (B, H, K) of this layer; or None.
+        """
+        scheme, shared = self.distance_embedding, context.layer.shared
+        layer = LayerInputs(shared() if callable(shared) else shared, numbers, self.query, self.key)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        terms = scheme(replace(context, layer=layer, device=like.device, dtype=dtype))
+        return SharedTerms(terms, scheme.signature, context, like)
 
 
 class RelPosBertGatedIntermediate(nn.Module):
@@ -398,14 +384,15 @@ def tokens_to_convolve(attention_mask: Any, documents: torch.Tensor | None) -> t
     """
     if documents is not None:
         raise ValueError(
-            "position_ids restart within a row: the convolution of conv_kernel_size would mix its documents; give "
-            "each a row of its own"
+            "position_ids restart within a row: the convolution of conv_kernel_size would mix the documents; give "
+            "each document its own row"
         )
     if attention_mask is None:
         return None
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
         raise ValueError(
-            "attention_mask is prepared, and conv_kernel_size needs to know which tokens are padding; give (B, L)"
+            "attention_mask is not (B, L), but the convolution of conv_kernel_size has to know the padding; give (B, "
+            "L)"
         )
     return attention_mask != 0
 
@@ -497,8 +484,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
             raise TypeError(
-                f"{type(self).__name__} takes a RelPosBertConfig, not a {type(config).__name__}; "
-                "RelPosBertConfig.from_bert(config) makes one of a BertConfig"
+                f"{type(self).__name__} requires a RelPosBertConfig, not a {type(config).__name__}; "
+                "RelPosBertConfig.from_bert(config) converts a BertConfig"
             )
         PreTrainedModel.__init__(self, config)
 
@@ -595,32 +582,44 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         return {name: time for name, time in times.items() if name not in (CONFIGURATION, MODELING)}
 
 
-def unpadded_batch(
-    model: "RelPosBertModel", attention_mask: torch.Tensor | None, outputs: Mapping[str, Any]
-) -> UnpaddedBatch | None:
-    """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch."""
-    config = model.config
+# Fewer padding tokens than these cost less than taking them out, measured with the shapes of MiniLM and BERT-base.
+FEWEST_PADDING = 16
+
+
+def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, Any]) -> UnpaddedBatch | None:
+    """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch.
+
+    A position is padding if its mask is 0 and its id is that of the padding token: others may be read, such as the
+    query tokens of ColBERT. Of `inputs_embeds` the mask alone tells, and counts if `config.unpad_inputs` is set.
+    """
+    config, mask = model.config, rows.key_mask
     if (
         not (config.unpad_inputs or model.unpads)
-        or not isinstance(attention_mask, torch.Tensor)
-        or attention_mask.dim() != 2
+        or mask is None
         or config.chunk_size_feed_forward
         or config.conv_kernel_size  # a convolution reads neighbouring tokens
         or any(
             outputs.get(name, getattr(config, name, False)) for name in ("output_hidden_states", "output_attentions")
         )
-        or is_traced()  # shapes that depend on data would break a graph
+        or not has_contents(mask, may_wait=True)
     ):
         return None
-    batch = UnpaddedBatch.of(attention_mask != 0)
-    return batch if batch is None or config.unpad_inputs or model.unpads(model.encoder) else None
+    hidden = mask == 0
+    if int(hidden.sum()) < FEWEST_PADDING:
+        return None
+    if config.unpad_inputs:
+        pad = -1 if config.pad_token_id is None else config.pad_token_id
+        is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
+    else:
+        is_padding = model.unpads(model.encoder, rows)
+    return UnpaddedBatch.of(~hidden, fewest=0.0) if is_padding else None
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
     # Whether padding may be taken out of a call, whatever the configuration says; `optimize` sets it on a live model.
-    unpads: Callable[[nn.Module], bool] | None = None
+    unpads: Callable[[nn.Module, Rows], bool] | None = None
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
         RelPosBertPreTrainedModel.__init__(self, config)
@@ -656,179 +655,161 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """As BertModel's, with these differences.
 
         Args:
-            position_ids: (B, L). They determine the distances. Where they stop increasing a new document begins, and
-                no token attends to another document (packed sequences). For schemes on a grid (B, L, 2), row and
-                column of each token, negative for tokens outside the grid. Without them `cu_seq_lens_q`, from
-                Transformers' DataCollatorWithFlattening, tells where the documents of a single packed row begin.
+            position_ids: (B, L). They determine the distances. A new document begins where they stop increasing, and
+                no token attends to another document (packed sequences). For schemes on a grid (B, L, 2): row and
+                column of each token, negative for tokens outside the grid. Without position_ids, `cu_seq_lens_q` from
+                Transformers' DataCollatorWithFlattening gives the beginnings of the documents in a packed row.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
             relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that need them.
             memory: recurrence memory from the outputs for the previous segment, if `config.memory_length` is not 0.
                 The first document of a row continues it, whatever its first position id; `memory.reset` empties rows.
-                It is not changed, and attention_mask does not cover its tokens. With a cache, which then holds this
-                segment only, it must be given in every call, and no new memory is returned.
+                It is not changed, and attention_mask does not cover its tokens. With a cache, which then contains this
+                segment only, pass the memory in every call; no new memory is returned.
             memory_sink: a list to which the new memory is appended, for heads, which build their own outputs.
 
         Raises:
-            TypeError: for inputs that are not tensors, and for keywords that nobody knows.
+            TypeError: for inputs that are not tensors, and for unknown keywords.
             ValueError: for missing inputs that the scheme requires, wrong dtypes and shapes, an empty batch or row,
                 a memory of another model or batch, and an `is_causal` other than the configuration's `is_decoder`.
             IndexError: for tokens, token types and absolute positions outside the embedding tables.
         """
         check_keywords(self, kwargs)
         cache = one_cache(cache, past_key_values)
-        if (is_causal := kwargs.pop("is_causal", None)) is not None and bool(is_causal) != self.config.is_decoder:
-            raise ValueError(
-                f"is_causal = {is_causal} with is_decoder = {self.config.is_decoder}: whether tokens attend to later "
-                f"ones is said by the configuration; load the model with is_decoder={bool(is_causal)}"
-            )
+        rows = Rows(
+            input_ids if inputs_embeds is None else inputs_embeds,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            relation_ids,
+        )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        checks = None if is_traced() else installed("models.checks")
-        if checks is not None:
-            checks.check_inputs(
-                self.config,
-                self.dtype,
-                self.position_inputs.required,
-                input_ids,
-                inputs_embeds,
-                attention_mask,
-                token_type_ids,
-                position_ids,
-                relation_ids,
-                has_cache=cache is not None,
-            )
-        use_cache = bool(use_cache if use_cache is not None else self.config.use_cache) and self.config.is_decoder
+        self._check_call(rows, inputs_embeds is None, cache is not None, kwargs.pop("is_causal", None))
+        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
+            rows = rows._replace(position_ids=packed_position_ids(rows.tokens, kwargs["cu_seq_lens_q"]))
+        if memory is not None:
+            check_memory(self.config, memory, rows.batch)
+            memory = memory if memory.length else None
         caller_has_cache = cache is not None
-        if use_cache and cache is None:
+        use_cache = bool(self.config.use_cache if use_cache is None else use_cache) and self.config.is_decoder
+        if use_cache and not caller_has_cache:
             cache = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
                 cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
         past_length = 0 if cache is None else cache.get_seq_length()
         if isinstance(past_length, torch.Tensor):
             past_length = past_length.clone()  # a static cache counts in place
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
-            position_ids = packed_position_ids(tokens, kwargs["cu_seq_lens_q"])
 
-        if memory is not None:
-            check_memory(self.config, memory, tokens.shape[0])
-            memory = memory if memory.length else None
-        metadata = sequence_metadata(
-            self.config,
-            self.position_inputs,
-            tokens,
-            attention_mask,
-            position_ids,
-            relation_ids,
-            cache,
-            past_length,
-            memory,
-            caller_has_cache,
-        )
+        sequence = read_sequence(self.config, self.position_inputs, rows, cache, past_length, memory, caller_has_cache)
         hidden_states = self.embeddings(
-            input_ids=input_ids,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            past_length=past_length,
-            attention_mask=attention_mask,
+            input_ids, token_type_ids, rows.position_ids, inputs_embeds, past_length, attention_mask
         )
-        layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
-        unpadded = None
-        if cache is None and encoder_hidden_states is None and memory is None and layer_inputs is None:
-            unpadded = unpadded_batch(self, attention_mask, kwargs)
-        if unpadded is None:
-            arguments = self._attention_inputs(
-                metadata, hidden_states, attention_mask, token_type_ids, relation_ids, cache
-            )._asdict()
-        else:
-            groups = [
-                self._group_inputs(group, hidden_states, token_type_ids, position_ids, relation_ids)
-                for group in unpadded.groups
-            ]
-            arguments = {"unpadded": (unpadded, groups)}
-            hidden_states = unpadded.remove(hidden_states)
-        outputs = self.encoder(
-            hidden_states,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=None
-            if encoder_attention_mask is None
-            else create_bidirectional_mask(
+        if encoder_attention_mask is not None:
+            encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
                 inputs_embeds=hidden_states,
                 attention_mask=encoder_attention_mask,
                 encoder_hidden_states=encoder_hidden_states,
-            ),
+            )
+        layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
+        is_alone = all(each is None for each in (cache, encoder_hidden_states, memory, layer_inputs))
+        unpadded = unpadded_batch(self, rows, kwargs) if is_alone else None
+        if unpadded is None:
+            inputs = self._attention_inputs(sequence, rows, hidden_states, cache)._asdict()
+        else:
+            inputs = {"unpadded": (unpadded, self._inputs_of_groups(unpadded, rows, hidden_states))}
+            hidden_states = unpadded.remove(hidden_states)
+
+        outputs = self.encoder(
+            hidden_states,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
             cache=cache,
             use_cache=use_cache,
             memory=memory,
             layer_inputs=layer_inputs,
-            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, metadata.documents),
-            **arguments,
+            real_tokens=None if self.encoder.conv is None else tokens_to_convolve(attention_mask, sequence.documents),
+            **inputs,
             **kwargs,
         )
-        sequence = outputs.last_hidden_state
+        states = outputs.last_hidden_state
         if unpadded is not None:
-            sequence = unpadded.to(sequence.device).restore(sequence)
+            states = unpadded.to(states.device).restore(states)
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
-            last_hidden_state=sequence,
-            pooler_output=self.pooler(sequence) if self.pooler is not None else None,
+            last_hidden_state=states,
+            pooler_output=self.pooler(states) if self.pooler is not None else None,
             **{CACHE: outputs[CACHE] if CACHE in outputs else None},
         )
         if layer_inputs is None:
             return outputs
-        keep, in_order = tokens_to_keep(layer_inputs[0], memory, attention_mask, position_ids)
-        new_memory = next_memory(memory, tuple(layer_inputs), keep, in_order, self.config.memory_length)
+        new_memory = next_memory(memory, tuple(layer_inputs), rows, self.config.memory_length)
         if memory_sink is not None:
             memory_sink.append(new_memory)
         return WITH_MEMORY[type(outputs)](**outputs, memory=new_memory)
 
+    def _check_call(self, rows: Rows, are_ids: bool, has_cache: bool, is_causal: bool | None) -> None:
+        """Check the arguments of `forward`, in the installed package also by `checks.check_inputs`."""
+        if is_causal is not None and bool(is_causal) != self.config.is_decoder:
+            raise ValueError(
+                f"is_causal = {is_causal} with is_decoder = {self.config.is_decoder}: causality is set by "
+                f"config.is_decoder; load the model with is_decoder={bool(is_causal)}"
+            )
+        checks = None if is_traced() else installed("models.checks")
+        if checks is not None:
+            checks.check_inputs(self.config, self.dtype, self.position_inputs.required, rows, are_ids, has_cache)
+
     def _attention_inputs(
         self,
-        metadata: SequenceMetadata,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        relation_ids: torch.Tensor | None,
+        sequence: SequenceMetadata,
+        rows: Rows,
+        states: torch.Tensor,
         cache: Cache | None = None,
-        longest: int | None = None,
+        longest: AttentionInputs | None = None,
+        length: int | None = None,
     ) -> AttentionInputs:
-        """What the layers share; of the hidden states, (B, L, D), only shape, dtype and device are read."""
-        context = metadata.context(token_type_ids, relation_ids)
-        real = metadata.is_token
-        is_of_tokens = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2  # others may hide tokens
-        if real is None and self.position_inputs.numbers and is_of_tokens:
-            real = token_mask(attention_mask, hidden_states.shape[0], metadata.key_length, hidden_states.device)
-        context = replace(context, device=hidden_states.device, longest=longest, real=real)
+        """What the layers share.
+
+        Args:
+            states: (B, L, D), the input of the first layer; only shape, dtype and device are read.
+            longest: of the group with the longest rows, whose terms may hold for these rows, too.
+            length: tokens of a row of the batch, if these are some of its rows without padding.
+        """
+        real = sequence.real_keys(rows) if self.position_inputs.numbers else None
+        tokens = sequence.context.tokens._replace(real=real)
+        context = replace(sequence.context, device=states.device, longest=length, tokens=tokens)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
-        if self.encoder.distance_embedding is not None:
-            shared = partial(self.encoder.distance_embedding, context)
-            context = replace(context, shared=shared if checkpointed else shared())
-        shared_terms = None
-        if self.shares_terms and self.encoder.layer and not checkpointed:
-            shared_terms = self.encoder.layer[0].attention.self.make_shared_terms(context, hidden_states)
-        mask = metadata.mask(self.config, hidden_states, attention_mask, cache)
-        return AttentionInputs(mask, context, shared_terms)
+        terms = None if longest is None else longest.shared_terms
+        if terms is None or not terms.holds_for(context):
+            terms = None
+            if self.encoder.distance_embedding is not None:
+                shared = partial(self.encoder.distance_embedding, context)
+                context = replace(context, layer=LayerInputs(shared if checkpointed or longest else shared()))
+            if self.shares_terms and self.encoder.layer and not checkpointed:
+                terms = self._terms_of_all_layers(context, states)
+        return AttentionInputs(sequence.mask(self.config, rows, states, cache), context, terms, {})
 
-    def _group_inputs(
-        self,
-        group: RowGroup,
-        hidden_states: torch.Tensor,
-        token_type_ids: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        relation_ids: torch.Tensor | None,
-    ) -> AttentionInputs:
-        """`_attention_inputs` of a group of rows of an unpadded batch; arguments are those of the whole batch."""
-        states = hidden_states.new_empty(len(group.rows), group.length, 0)
-        mask = None if group.visible is None else group.visible[:, 0, 0]
-        relation_ids = group.of(relation_ids)
-        relation_ids = None if relation_ids is None else relation_ids[:, :, : group.length]
-        metadata = sequence_metadata(
-            self.config, self.position_inputs, states, mask, group.of(position_ids), relation_ids, None, 0, None
-        )
-        types, longest = group.of(token_type_ids), hidden_states.shape[1]
-        return self._attention_inputs(metadata, states, mask, types, relation_ids, longest=longest)
+    def _terms_of_all_layers(self, context: AttentionContext, states: torch.Tensor) -> SharedTerms:
+        """The terms of the scheme, and their Toeplitz form, for the device and dtype of states (B, L, D)."""
+        device, dtype = states.device, states.dtype
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):  # autocast fails on the meta device
+            dtype = torch.get_autocast_dtype(device.type)
+        layer = self.encoder.layer[0].attention.self
+        terms = layer.make_terms(context, torch.empty(0, layer.attention_head_size, device=device, dtype=dtype))
+        if not is_traced():  # in a graph nobody reads it
+            _ = terms.toeplitz  # made here, and not in a layer
+        return terms
+
+    def _inputs_of_groups(self, batch: UnpaddedBatch, rows: Rows, states: torch.Tensor) -> list[AttentionInputs]:
+        """`_attention_inputs` of each group of an unpadded batch; rows and states (B, L, D) are the whole batch's."""
+        found: list[AttentionInputs] = []
+        for group in batch.groups:
+            own = rows.of_group(group)
+            sequence = read_sequence(self.config, self.position_inputs, own)
+            like = states.new_empty(own.batch, own.length, 0)
+            longest = found[0] if found else None
+            found.append(self._attention_inputs(sequence, own, like, longest=longest, length=rows.length))
+        return found
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
@@ -893,9 +874,8 @@ class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, cache=None, past_key_values=None, **kwargs):
         """The mask that `generate` prepares for a static cache; that of Transformers lacks attention windows."""
-        cache = one_cache(cache, past_key_values)
-        metadata = row_metadata(config, inputs_embeds, attention_mask, cache)
-        return metadata.tensor_mask(config, inputs_embeds, attention_mask, cache)
+        cache, rows = one_cache(cache, past_key_values), Rows(inputs_embeds, attention_mask)
+        return indexed_sequence(config, rows, cache).tensor_mask(config, rows, inputs_embeds, cache)
 
 
 @carries_memory

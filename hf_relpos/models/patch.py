@@ -1,4 +1,4 @@
-"""Opt-in patch with which stock BERT classes and Auto classes honour `position_embedding_type`.
+"""Opt-in patch that makes stock BERT classes and Auto classes use `position_embedding_type`.
 
 Transformers v5 ignores this field and loads such a checkpoint as an absolute BERT, with wrong outputs. Its load report
 lists the tables of distances as UNEXPECTED; after `import hf_relpos` a warning says what that means.
@@ -7,8 +7,8 @@ Inside `patch_transformers()` the same code gets our classes, which subclass the
     with patch_transformers():
         model = AutoModelForMaskedLM.from_pretrained("old/relative-bert")  # a RelPosBertForMaskedLM
 
-The patch replaces two attributes of the nine stock heads, `__init__` and `from_pretrained`. The Auto classes are not
-changed, since they call one of the two.
+The patch replaces two attributes of the nine stock heads, `__init__` and `from_pretrained`, the second also of
+XLM-RoBERTa's heads. The Auto classes are not changed, since they call one of the two.
 """
 
 import functools
@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig, other_architecture
-from .loading import check_loaded, hub_arguments, load_prepared, read_other_architecture
+from .loading import check_encoder, hub_arguments, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .saved_code.remote_code import installed
 
@@ -34,6 +34,9 @@ logger = logging.get_logger(__name__)
 STOCK_HEADS: dict[type[BertPreTrainedModel], type[RelPosBertPreTrainedModel]] = {
     getattr(transformers, ours.__name__.removeprefix("RelPos")): ours for ours in HEADS.values()
 }
+# Prefix of further stock heads, whose model_type has checkpoints that only tensors show to be read here. The stock
+# class would start layers in the layout of flash attention at random.
+TOLD_BY_TENSORS = "XLMRoberta"
 # Fields of our configuration only; the Auto classes, which read a BertConfig, pass them on to the model.
 OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name for field in fields(BertConfig)}
 MISSING = object()  # the class inherits the attribute
@@ -73,8 +76,9 @@ def patch_transformers() -> Patch:
     - `BertForX.from_pretrained`, `AutoModelForX.from_pretrained`, `pipeline`, and code that calls them;
     - `AutoModelForX.from_config(config)` and `BertForX(config)`.
 
-    So do the Auto classes for checkpoints that name code of their own for an architecture that is read here (GTE,
-    JinaBERT v2); that code is not run, whatever `trust_remote_code` says.
+    The Auto classes also build our models for checkpoints with remote code of an architecture that is read here (GTE,
+    JinaBERT v2); that code is not run, even with `trust_remote_code=True`. XLM-RoBERTa's heads do so for checkpoints
+    in the layout of flash attention (jina-embeddings-v3).
 
     The results are `RelPosBertForX`, with a copy of the configuration as `RelPosBertConfig`; they remain valid after
     the patch. Absolute configurations, subclasses of `BertConfig` and subclasses of the stock heads are not affected
@@ -116,6 +120,8 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
     """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes with these changes."""
     if type(config) not in (BertConfig, RelPosBertConfig):
         return False
+    if getattr(config, "use_relative_position", False):  # NEZHA, which ours refuse with the remedy
+        return True
     scheme = getattr(config, "position_embedding_type", None)
     if is_relative((changes or {}).get("position_embedding_type", scheme)):
         return True
@@ -131,20 +137,23 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
         saved, _ = BertConfig.get_config_dict(source, **hub_arguments(kwargs))
     except OSError:  # no such file or repository: the stock class raises a better error
         return False
-    if saved.get("model_type", "bert") == "bert" and other_architecture(source, saved):
-        return True
+    if saved.get("model_type", "bert") == "bert" and (
+        saved.get("use_relative_position") or other_architecture(source, saved)
+    ):
+        return True  # NEZHA ours refuse with the remedy
     return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
 
 
-def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Load a checkpoint that only its tensors show to be another architecture; None for a BERT."""
-    given = kwargs if config is None else {**kwargs, "config": config}
+def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Model and loading info of a checkpoint that only its tensors show to be of another architecture; else None."""
+    given = {**kwargs, "config": config} if isinstance(config, PreTrainedConfig) else kwargs
     found = read_other_architecture(ours, path, given, by_tensors=True)
     if found is None:
         return None
+    found.pop("output_loading_info", None)
     model, info = load_prepared(super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), found)
-    check_loaded(model, info, path, kwargs)
-    return model
+    check_encoder(model, info, path, kwargs)
+    return model, info
 
 
 def _routed_auto_config() -> "classmethod[Any, ..., Any]":
@@ -156,12 +165,13 @@ def _routed_auto_config() -> "classmethod[Any, ..., Any]":
         inherited = before.__get__(None, cls)
         if not _active:
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
+        hub = hub_arguments(kwargs)
         try:
-            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub_arguments(kwargs))
+            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
         except OSError:  # no such file or repository: the stock class raises a better error
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
         families = installed("families.loading")
-        if families is None or not families.replaces_own_code(saved):
+        if families is None or not families.replaces_own_code(pretrained_model_name_or_path, saved, hub):
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
         given = {name: value for name, value in kwargs.items() if name not in ("trust_remote_code", "code_revision")}
         return RelPosBertConfig.from_pretrained(pretrained_model_name_or_path, *args, **given)
@@ -181,7 +191,7 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
             return
         if _active and stock is BertModel and is_ours(config):
             logger.warning_once(
-                f"{type(self).__name__}, a subclass of BertModel, ignores position_embedding_type = "
+                f"{type(self).__name__} is a subclass of BertModel, so it ignores position_embedding_type = "
                 f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."
             )
         before(self, config, *args, **kwargs)
@@ -217,13 +227,31 @@ def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any
             return model, info
         if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # otherwise `info` is the adapter's
             try:
-                check_loaded(model, info, pretrained_model_name_or_path, kwargs)
+                check_encoder(model, info, pretrained_model_name_or_path, kwargs)
             except ValueError:
-                given = config if isinstance(config, PreTrainedConfig) else None
-                model = _read_by_tensors(ours, pretrained_model_name_or_path, given, kwargs)
-                if model is None:
+                found = _read_by_tensors(ours, pretrained_model_name_or_path, config, kwargs)
+                if found is None:
                     raise
+                model, _ = found
         return model
+
+    return classmethod(from_pretrained)
+
+
+def _routed_by_tensors(stock: Any, ours: Any) -> "classmethod[Any, ..., Any]":
+    """`from_pretrained` for a stock head: ours for a checkpoint whose tensors show another architecture."""
+    before = vars(stock).get("from_pretrained")
+
+    @functools.wraps(stock.from_pretrained.__func__)
+    def from_pretrained(
+        cls: Any, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
+        if _active and cls is stock:
+            found = _read_by_tensors(ours, pretrained_model_name_or_path, config, kwargs)
+            if found is not None:
+                return found if kwargs.get("output_loading_info") else found[0]
+        inherited = super(stock, cls).from_pretrained if before is None else before.__get__(None, cls)
+        return inherited(pretrained_model_name_or_path, *args, config=config, **kwargs)
 
     return classmethod(from_pretrained)
 
@@ -233,6 +261,9 @@ def _install() -> None:
     for stock, ours in STOCK_HEADS.items():
         _replace(stock, "__init__", _routed_init(stock, ours))
         _replace(stock, "from_pretrained", _routed_from_pretrained(stock, ours))
+        other = getattr(transformers, stock.__name__.replace("Bert", TOLD_BY_TENSORS, 1), None)
+        if other is not None:
+            _replace(other, "from_pretrained", _routed_by_tensors(other, ours))
 
 
 def _replace(owner: type, name: str, routed: Any) -> None:

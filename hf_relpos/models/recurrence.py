@@ -7,11 +7,13 @@ without padding, and no tokens of a document that has ended.
 
 import functools
 import inspect
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
@@ -24,9 +26,20 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
+from ..attention.context import Positions
+from ..attention.masks import is_visible
 from ..attention.tracing import is_traced
 from ..host.transformers import BertForPreTrainingOutput
 from .saved_code.remote_code import installed
+from .sequence import (
+    Rows,
+    SequenceMetadata,
+    document_numbers,
+    largest_distance,
+    position_steps,
+    token_mask,
+    without_gaps,
+)
 
 
 @dataclass
@@ -65,6 +78,108 @@ class SegmentMemory(ModelOutput):
         rows = rows.to(self.mask.device)
         return SegmentMemory(tuple(state.index_select(0, rows) for state in self.states), self.mask[rows])
 
+    def with_segment(self, hidden_states: torch.Tensor, layer: int) -> torch.Tensor:
+        """The states of this memory for a layer, and after them those of a segment, (B, L, D): (B, M + L, D)."""
+        states = self.states[layer].detach().to(hidden_states.device, hidden_states.dtype)
+        return torch.cat([states, hidden_states], dim=1)
+
+    def before(self, sequence: SequenceMetadata, config: PreTrainedConfig, rows: Rows) -> "MetadataWithMemory":
+        """The keys of this memory in front of those of a sequence, which covers the segment and the cache only.
+
+        Raises:
+            ValueError: for a prepared mask that does not show where rows begin.
+        """
+        batch, device, attention_mask = rows.batch, rows.tokens.device, rows.attention_mask
+        keys, before = sequence.context.key_length, self.length
+        memory_mask = self.mask.to(device)
+        if attention_mask is not None and attention_mask.dim() == 4 and config.attention_window:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
+                "cache; a memory with attention_window requires (batch, length): use a dynamic cache, or give that "
+                "shape"
+            )
+        is_token = token_mask(attention_mask, batch, keys, device)
+        with_memory = torch.cat([memory_mask, is_token], dim=-1)
+        ids, documents, positions, has_gaps = None, None, None, False
+        if rows.position_ids is not None:
+            ids = rows.position_ids.expand(batch, -1).to(device)
+            steps, follows = position_steps(ids, is_token)
+            documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
+            if is_traced():
+                documents = without_gaps(documents, steps, follows)
+            else:
+                documents = documents if bool(documents[:, -1].any()) else None
+                has_gaps = bool((follows & (steps > 1)).any())
+        # padding between the memory and the segment, or within it
+        begins = with_memory & ~nn.functional.pad(with_memory, (1, 0))[:, :-1]
+        has_holes = attention_mask is not None and (is_traced() or bool((begins.sum(-1) > 1).any()))
+        if has_holes or has_gaps:
+            if ids is None or is_traced():  # a graph cannot read the ids: it assumes consecutive tokens
+                ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
+            positions = _positions_with_memory(memory_mask, is_token, ids)
+        context = sequence.context
+        context = replace(context, key_length=before + keys, start=context.start + before, positions=positions)
+        prepared = None if rows.key_mask is not None or attention_mask is None else is_visible(attention_mask)
+        return MetadataWithMemory(context, documents, memory_mask=memory_mask, is_token=with_memory, prepared=prepared)
+
+
+@dataclass(frozen=True)
+class MetadataWithMemory(SequenceMetadata):
+    """A sequence whose first keys are those of a memory.
+
+    Attributes:
+        memory_mask: boolean (B, M), True for a token.
+        is_token: boolean (B, K), False for padding.
+        prepared: boolean (1 or B, 1, L, K − M), a mask that the caller prepared; or None.
+    """
+
+    memory_mask: torch.Tensor = None  # type: ignore[assignment]
+    is_token: torch.Tensor = None  # type: ignore[assignment]
+    prepared: torch.Tensor | None = None
+
+    @property
+    def window_positions(self) -> torch.Tensor | None:
+        """Padding between a memory and the segment must not count as distance."""
+        return None if self.context.positions is None else self.context.positions.of_keys
+
+    def real_keys(self, rows: Rows) -> torch.Tensor:
+        """Boolean (B, K), False for padding."""
+        return self.is_token
+
+    def tensor_mask(
+        self, config: PreTrainedConfig, rows: Rows, states: torch.Tensor, cache: Cache | None = None
+    ) -> torch.Tensor | None:
+        """The mask of all pairs, boolean (1 or B, 1, L, K); None if every query attends to every key."""
+        context, functions, device = self.context, self.mask_functions(config), states.device
+        # a single last query attends to all keys, as in an encoder
+        causal = config.is_decoder and (context.query_length > 1 or isinstance(context.start, torch.Tensor))
+        if not (causal or functions or self.prepared is not None or is_traced()) and bool(self.is_token.all()):
+            return None
+        numbers = torch.arange(rows.batch, device=device)[:, None, None, None]
+        heads = torch.zeros(1, dtype=torch.long, device=device)
+        keys = torch.arange(context.key_length, device=device)
+        queries = (torch.arange(context.query_length, device=device) + context.start)[:, None]
+        visible = self.is_token[:, None, None, :]
+        if self.prepared is not None:
+            prepared = self.prepared.expand(rows.batch, -1, context.query_length, -1)
+            memory_mask = self.memory_mask[:, None, None, :].expand(*prepared.shape[:-1], -1)
+            visible = torch.cat([memory_mask, prepared], dim=-1)
+        elif config.is_decoder:
+            visible = visible & (keys <= queries)
+        for function in functions:
+            visible = visible & function(numbers, heads, queries, keys)
+        return visible.expand(-1, -1, context.query_length, -1)
+
+
+def _positions_with_memory(memory_mask: torch.Tensor, is_token: torch.Tensor, ids: torch.Tensor) -> Positions:
+    """Positions of all keys, (B, M + K); `ids` are those of the keys after the memory."""
+    first = ids.gather(1, is_token.long().argmax(-1, keepdim=True))
+    left = first - memory_mask.long().flip(-1).cumsum(-1).flip(-1)
+    positions, real = torch.cat([left, ids], dim=-1), torch.cat([memory_mask, is_token], dim=-1)
+    # padding gets the position of a token, so that it does not increase the largest distance
+    positions = torch.where(real, positions, positions.gather(1, real.long().argmax(-1, keepdim=True)))
+    return Positions(positions, positions.shape[1] - 1 if is_traced() else largest_distance(positions))
+
 
 def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) -> None:
     """Reject a memory that does not fit the model or the rows of the segment.
@@ -84,8 +199,8 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
     rows, length = memory.mask.shape
     if len(memory.states) != config.num_hidden_layers:
         raise ValueError(
-            f"memory holds the inputs of {len(memory.states)} layers, and this model has "
-            f"{config.num_hidden_layers}; it comes from another model"
+            f"memory has states of {len(memory.states)} layers, but this model has {config.num_hidden_layers}; pass "
+            "the memory of this model"
         )
     shapes = {tuple(state.shape) for state in memory.states}
     if shapes != {(rows, length, config.hidden_size)}:
@@ -95,33 +210,47 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
             "another model?"
         )
     if rows != batch:
-        raise ValueError(
-            f"memory has {rows} rows, and the segment has {batch}; memory.select(rows) takes those that go on"
-        )
+        raise ValueError(f"memory has {rows} rows, but the segment has {batch}; select rows with memory.select(rows)")
     if length > config.memory_length:
         raise ValueError(
-            f"memory holds {length} tokens, and config.memory_length = {config.memory_length}; raise that, or begin "
-            "again without memory"
+            f"memory has {length} tokens, but config.memory_length = {config.memory_length}; raise it, or start "
+            "without memory"
         )
+
+
+def _tokens_to_keep(memory: SegmentMemory | None, rows: Rows) -> torch.Tensor:
+    """Which tokens of a memory and of the segment after it the next segment may attend to, boolean (B, M + L).
+
+    Only the last document of a row is kept. A token to which no query attends by a prepared mask is padding.
+    """
+    device = rows.tokens.device
+    is_token = token_mask(rows.attention_mask, rows.batch, rows.length, device)
+    keep = is_token if memory is None else torch.cat([memory.mask.to(device), is_token], dim=-1)
+    if rows.position_ids is not None:
+        ids = rows.position_ids.expand(rows.batch, -1).to(device)
+        documents = document_numbers(*position_steps(ids, is_token))
+        documents = nn.functional.pad(documents, (keep.shape[1] - rows.length, 0))
+        keep = keep & (documents == documents[:, -1:])
+    return keep
 
 
 @torch.no_grad()
 def next_memory(
-    memory: SegmentMemory | None, inputs: tuple[torch.Tensor, ...], keep: torch.Tensor, in_order: bool, length: int
+    memory: SegmentMemory | None, inputs: tuple[torch.Tensor, ...], rows: Rows, length: int
 ) -> SegmentMemory:
     """The memory for the next segment: the last tokens of a memory and of the segment after it.
 
     Args:
         inputs: the input of each layer, (B, L, D).
-        keep: boolean (B, M + L), which tokens to keep.
-        in_order: whether these tokens are consecutive up to the end of each row.
+        rows: the segment.
         length: maximum number of tokens to keep.
     """
+    keep = _tokens_to_keep(memory, rows)
     joined = [
         state.detach() if memory is None else torch.cat([old.to(state.device, state.dtype), state.detach()], dim=1)
         for old, state in zip(inputs if memory is None else memory.states, inputs, strict=True)
     ]
-    if in_order:
+    if rows.attention_mask is None and rows.position_ids is None:  # consecutive tokens up to the end of each row
         return SegmentMemory(tuple(state[:, -length:].clone() for state in joined), keep[:, -length:].clone())
     # moves tokens to the right, in their order
     order = keep.to(torch.uint8).argsort(dim=-1, stable=True)[:, -length:]

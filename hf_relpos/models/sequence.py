@@ -1,13 +1,13 @@
-"""Sequence metadata of one forward call: keys, documents, positions, and the masks that follow from them.
+"""The rows of one forward call: where their tokens stand, of which documents they are, and which keys a query sees.
 
-Keys are, in this order: the memory of earlier segments, the keys in a cache, and the tokens of the call. A document
-ends where position ids stop increasing. This module decides which keys a query attends to: by padding, causality,
-borders of packed documents, windows and memory.
+Keys are, in this order: the memory of earlier segments (`recurrence.py`), the keys in a cache, and the tokens of the
+call. A document ends where position ids stop increasing. Padding, causality, borders of packed documents and windows
+decide which keys a query sees.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,15 +16,15 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 
 from ..attention.call import LazyMask
-from ..attention.context import AttentionContext
+from ..attention.context import AttentionContext, Positions, TokenInputs
 from ..attention.masks import is_visible
 from ..attention.sliding_window import SlidingWindowMask, in_window
-from ..attention.tracing import is_traced
+from ..attention.tracing import has_contents, is_traced
+from ..attention.unpadding import RowGroup
 from ..host.torch import assert_later
 from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT
-from .recurrence import SegmentMemory
 
 
 # Whether a query attends to a key, from index tensors (batch, head, query, key), as in Transformers' masking
@@ -58,72 +58,90 @@ class PositionInputs:
         return cls(config.required_inputs, config.uses_absolute_positions, terms, numbers, config.position_scheme_name)
 
 
-@dataclass(frozen=True)
-class SequenceMetadata:
-    """The tokens of one call, B rows of L queries and K keys.
+class Rows(NamedTuple):
+    """What the caller of a forward says about B rows of L tokens, with K keys up to the last of them.
 
     Attributes:
-        query_length: L.
-        key_length: K, memory and cache included.
-        start: index of the first query among the keys; a tensor of one element for a static cache.
-        positions: (B, K), position of each key; None for consecutive tokens, whose positions are their indices.
-        max_distance: largest |r| of `positions`; read only with `positions`.
+        tokens: (B, L) or (B, L, D); only shape and device are read.
+        attention_mask: (B, K), nonzero for tokens, or prepared, (B, 1, L, K); without a memory. Or None.
+        token_type_ids: (B, L); or None.
+        position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; or None.
+        relation_ids: (B, L, L); or None.
+    """
+
+    tokens: torch.Tensor
+    attention_mask: Any = None
+    token_type_ids: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    relation_ids: torch.Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.tokens.shape[0]
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.tokens.shape[1]
+
+    @property
+    def key_mask(self) -> torch.Tensor | None:
+        """The mask (B, K); None for a prepared one, which may hide tokens, too."""
+        is_of_keys = isinstance(self.attention_mask, torch.Tensor) and self.attention_mask.dim() == 2
+        return self.attention_mask if is_of_keys else None
+
+    def of_group(self, group: RowGroup) -> "Rows":
+        """The rows of a group of an unpadded batch, up to the longest."""
+        pairs = group.of(self.relation_ids)
+        return Rows(
+            self.tokens.new_empty(len(group.rows), group.length),
+            None if group.visible is None else group.visible[:, 0, 0],
+            group.of(self.token_type_ids),
+            group.of(self.position_ids),
+            None if pairs is None else pairs[:, :, : group.length],
+        )
+
+
+@dataclass(frozen=True)
+class SequenceMetadata:
+    """What follows from `Rows`, once for all layers: B rows of L queries and K keys.
+
+    Attributes:
+        context: positions of queries and keys, and the other relations between them.
         documents: (B, K), number of each key's document; None if no row has more than one.
         index_in_document: (B, K), the index (packed: position id) of each key within its document or row, which
             selects global tokens; None if that is its index among the keys.
-        grid: (B, L, 2), row and column of each token; or None.
-        memory: recurrence memory of earlier segments; or None.
-        is_token: boolean (B, K), False for padding; only with a memory.
-        prepared_mask: boolean (1 or B, 1, L, K − M), a mask that the caller prepared; only with a memory.
     """
 
-    query_length: int
-    key_length: int
-    start: int | torch.Tensor = 0
-    positions: torch.Tensor | None = None
-    max_distance: int = 0
+    context: AttentionContext
     documents: torch.Tensor | None = None
     index_in_document: torch.Tensor | None = None
-    grid: torch.Tensor | None = None
-    memory: SegmentMemory | None = None
-    is_token: torch.Tensor | None = None
-    prepared_mask: torch.Tensor | None = None
 
-    def context(self, token_type_ids: torch.Tensor | None, relation_ids: torch.Tensor | None) -> AttentionContext:
-        """The context for attention, with token_type_ids (B, L) and relation_ids (B, L, L)."""
-        return AttentionContext(
-            self.query_length,
-            self.key_length,
-            self.start,
-            positions=self.positions,
-            max_distance=self.max_distance,
-            grid=self.grid,
-            token_type_ids=token_type_ids,
-            relation_ids=relation_ids,
-        )
+    @property
+    def window_positions(self) -> torch.Tensor | None:
+        """(B, K), positions that distances within a window are counted by; None for indices."""
+        return None
+
+    def real_keys(self, rows: Rows) -> torch.Tensor | None:
+        """Boolean (B, K), False for padding; None if that is not known, or there is none."""
+        if rows.key_mask is None:
+            return None
+        return token_mask(rows.key_mask, rows.batch, self.context.key_length, rows.tokens.device)
 
     def mask(
-        self,
-        config: PreTrainedConfig,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        cache: Cache | None = None,
+        self, config: PreTrainedConfig, rows: Rows, states: torch.Tensor, cache: Cache | None = None
     ) -> torch.Tensor | LazyMask | BlockMask | None:
         """The attention mask of the call, for the backend of the configuration: `window_mask`, or `tensor_mask`.
 
         Args:
-            hidden_states: (B, L, D); only shape, dtype and device are read.
-            attention_mask: (B, K), or prepared (B, 1, L, K), without the memory; or None.
+            states: (B, L, D); only shape, dtype and device are read.
         """
-        mask = window_mask(self, config, hidden_states, attention_mask)
-        return self.tensor_mask(config, hidden_states, attention_mask, cache) if mask is None else mask
+        mask = window_mask(self, config, rows)
+        return self.tensor_mask(config, rows, states, cache) if mask is None else mask
 
     def tensor_mask(
-        self,
-        config: PreTrainedConfig,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        cache: Cache | None = None,
+        self, config: PreTrainedConfig, rows: Rows, states: torch.Tensor, cache: Cache | None = None
     ) -> torch.Tensor | BlockMask | None:
         """The mask of all pairs; arguments as those of `mask`.
 
@@ -131,23 +149,22 @@ class SequenceMetadata:
             The mask that Transformers makes for that backend; with a memory, boolean (1 or B, 1, L, K). None if every
             query attends to every key, or, in a decoder, to all keys before it.
         """
-        functions = self._mask_functions(config)
-        if self.memory is not None:
-            batch, device = hidden_states.shape[0], hidden_states.device
-            return _mask_with_memory(self, functions, config, self.memory, batch, device)
-        arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+        functions, of_keys = self.mask_functions(config), rows.key_mask
+        is_plain = not (functions or config.is_decoder or config._attn_implementation == "flex_attention")
+        if is_plain and of_keys is not None and has_contents(of_keys, may_wait=True):
+            visible = of_keys != 0
+            return None if bool(visible.all()) else visible[:, None, None]
+        arguments = {"config": config, "inputs_embeds": states, "attention_mask": rows.attention_mask}
         and_mask = and_masks(*functions) if functions else None
         if config.is_decoder:
             return create_causal_mask(**arguments, **{MASK_CACHE: cache}, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
 
-    def _mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
-        """Mask functions besides padding and causality: borders of documents, the window, the length of the memory."""
+    def mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
+        """Mask functions besides padding and causality: borders of documents, and the window."""
         functions: list[MaskFunction] = []
         documents, index_in_document, window = self.documents, self.index_in_document, config.attention_window
-        # padding between a memory and the segment must not count as distance
-        positions = self.positions if self.memory is not None else None
-
+        positions = self.window_positions
         if documents is not None:
             functions.append(lambda batch, head, query, key: documents[batch, query] == documents[batch, key])
         if window is not None:
@@ -160,72 +177,33 @@ class SequenceMetadata:
         return functions
 
 
-def _mask_with_memory(
-    metadata: SequenceMetadata,
-    functions: list[MaskFunction],
-    config: PreTrainedConfig,
-    memory: SegmentMemory,
-    batch: int,
-    device: torch.device,
-) -> torch.Tensor | None:
-    """`SequenceMetadata.mask` of a call with a memory, boolean (1 or B, 1, L, K)."""
-    is_token = metadata.is_token
-    assert is_token is not None, "metadata with a memory tell which keys are tokens"
-    # a single last query attends to all keys, as in an encoder
-    causal = config.is_decoder and (metadata.query_length > 1 or isinstance(metadata.start, torch.Tensor))
-    if not (causal or functions or metadata.prepared_mask is not None or is_traced()) and bool(is_token.all()):
-        return None
-    rows = torch.arange(batch, device=device)[:, None, None, None]
-    heads = torch.zeros(1, dtype=torch.long, device=device)
-    keys = torch.arange(metadata.key_length, device=device)
-    queries = (torch.arange(metadata.query_length, device=device) + metadata.start)[:, None]
-    visible = is_token[:, None, None, :]
-    if metadata.prepared_mask is not None:
-        prepared = metadata.prepared_mask.expand(batch, -1, metadata.query_length, -1)
-        memory_mask = memory.mask.to(device)[:, None, None, :].expand(*prepared.shape[:-1], -1)
-        visible = torch.cat([memory_mask, prepared], dim=-1)
-    elif config.is_decoder:
-        visible = visible & (keys <= queries)
-    for function in functions:
-        visible = visible & function(rows, heads, queries, keys)
-    return visible.expand(-1, -1, metadata.query_length, -1)
-
-
-def window_mask(
-    metadata: SequenceMetadata,
-    config: PreTrainedConfig,
-    hidden_states: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-) -> SlidingWindowMask | None:
+def window_mask(sequence: SequenceMetadata, config: PreTrainedConfig, rows: Rows) -> SlidingWindowMask | None:
     """The mask of an attention window as vectors, for backends that read only the keys in the window.
 
     Returns:
         None without a window, and if the mask must be a tensor.
     """
+    context = sequence.context
     if (
         config.attention_window is None
         or config._attn_implementation == "flex_attention"
-        or isinstance(metadata.start, torch.Tensor)
-        or metadata.prepared_mask is not None
-        or (attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2))
+        or isinstance(context.start, torch.Tensor)
+        or (rows.attention_mask is not None and rows.key_mask is None)
         or is_traced()
     ):
         return None
-    is_token = metadata.is_token
-    if metadata.memory is None and attention_mask is not None:
-        is_token = token_mask(attention_mask, hidden_states.shape[0], metadata.key_length, hidden_states.device)
     return SlidingWindowMask(
-        metadata.query_length,
-        metadata.key_length,
+        context.query_length,
+        context.key_length,
         config.attention_window,
-        hidden_states.device,
-        start=metadata.start,
+        rows.tokens.device,
+        start=context.start,
         global_tokens=global_tokens_of(config),
         is_causal=config.is_decoder,
-        positions=metadata.positions if metadata.memory is not None else None,
-        documents=metadata.documents,
-        index_in_document=metadata.index_in_document,
-        is_token=is_token,
+        positions=sequence.window_positions,
+        documents=sequence.documents,
+        index_in_document=sequence.index_in_document,
+        is_token=sequence.real_keys(rows),
     )
 
 
@@ -234,49 +212,40 @@ def global_tokens_of(config: PreTrainedConfig) -> tuple[int, ...]:
     return (0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens))
 
 
-def row_metadata(
-    config: PreTrainedConfig,
-    tokens: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    cache: Cache | None = None,
-    past_length: int | torch.Tensor = 0,
+def indexed_sequence(
+    config: PreTrainedConfig, rows: Rows, cache: Cache | None = None, past_length: int | torch.Tensor = 0
 ) -> SequenceMetadata:
-    """The metadata of rows of one document each, with indices as positions.
+    """Rows of one document each, with indices as positions.
 
     Args:
         config: a RelPosBertConfig.
-        tokens: (B, L) or (B, L, D); only its shape and device are read.
-        attention_mask: (B, K), or prepared (B, 1, L, K); or None.
         past_length: tokens in the cache.
     """
-    length = tokens.shape[1]
     # a static cache always has all of its keys, filled or not
-    keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
+    keys = rows.length if cache is None else cache.get_mask_sizes(rows.length, 0)[0]
     index_in_document = None
-    if config.attention_window is not None and attention_mask is not None and attention_mask.dim() == 2:
+    if config.attention_window is not None and rows.key_mask is not None:
         # a row padded on the left begins where its mask does
-        begins = attention_mask.long().argmax(-1, keepdim=True)
-        index_in_document = torch.arange(keys, device=tokens.device) - begins
-    return SequenceMetadata(length, keys, past_length, index_in_document=index_in_document)
+        begins = rows.key_mask.long().argmax(-1, keepdim=True)
+        index_in_document = torch.arange(keys, device=rows.tokens.device) - begins
+    return SequenceMetadata(AttentionContext(rows.length, keys, past_length), index_in_document=index_in_document)
 
 
-def sequence_metadata(
+def read_sequence(
     config: PreTrainedConfig,
     inputs: PositionInputs,
-    tokens: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
-    relation_ids: torch.Tensor | None,
-    cache: Cache | None,
-    past_length: int | torch.Tensor,
-    memory: SegmentMemory | None,
+    rows: Rows,
+    cache: Cache | None = None,
+    past_length: int | torch.Tensor = 0,
+    memory: Any = None,
     caller_has_cache: bool = False,
 ) -> SequenceMetadata:
-    """The metadata of a call. In masks, K are the keys without the memory.
+    """Where the tokens of a call stand.
 
     Args:
-        position_ids: (B, L) or (1, L), or (B, L, 2) for a grid; or None.
-        relation_ids: (B, L, L), or None; only its presence is checked.
+        config: a RelPosBertConfig.
+        past_length: tokens in the cache.
+        memory: a SegmentMemory that precedes the keys; or None.
         caller_has_cache: whether the caller gave the cache. The ids are then those of the new tokens only, whose
             distances to the keys in the cache follow from `past_length`.
 
@@ -284,83 +253,77 @@ def sequence_metadata(
         ValueError: for missing inputs that the scheme requires, ids of another shape, and a prepared mask together
             with a memory if it does not show where rows begin.
     """
-    metadata = row_metadata(config, tokens, attention_mask, cache, past_length)
-    if caller_has_cache and position_ids is not None and position_ids.dim() != 3:
+    sequence = indexed_sequence(config, rows, cache, past_length)
+    if caller_has_cache and rows.position_ids is not None and rows.position_ids.dim() != 3:
         is_empty = isinstance(cache, DynamicCache) and isinstance(past_length, int) and past_length == 0
-        position_ids = position_ids if is_empty and memory is None else None
-    grid, position_ids = _check_inputs(inputs, tokens, position_ids, relation_ids)
-    metadata = replace(metadata, grid=grid)
+        if memory is not None or not is_empty:
+            rows = rows._replace(position_ids=None)
+    grid, position_ids = _grid_and_ids(inputs, rows)
+    tokens = TokenInputs(grid, rows.token_type_ids, rows.relation_ids)
+    sequence = replace(sequence, context=replace(sequence.context, tokens=tokens))
     if memory is not None:
-        return _with_memory(config, metadata, memory, tokens, attention_mask, position_ids)
-    if position_ids is not None and (metadata.query_length > 1 or inputs.absolute):
-        return _with_position_ids(metadata, inputs, tokens, position_ids)
-    if inputs.absolute and config.is_decoder and isinstance(attention_mask, torch.Tensor):
-        return _with_positions_of_mask(metadata, tokens.shape[0], attention_mask)
-    return metadata
+        return memory.before(sequence, config, rows._replace(position_ids=position_ids))
+    if position_ids is not None and (rows.length > 1 or inputs.absolute):
+        return _with_position_ids(sequence, inputs, rows.batch, position_ids)
+    if inputs.absolute and config.is_decoder and isinstance(rows.attention_mask, torch.Tensor):
+        return _with_positions_of_mask(sequence, rows)
+    return sequence
 
 
-def _check_inputs(
-    inputs: PositionInputs, tokens: torch.Tensor, position_ids: torch.Tensor | None, relation_ids: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _grid_and_ids(inputs: PositionInputs, rows: Rows) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The grid, (B, L, 2), and the position ids, (B or 1, L); each may be None."""
-    batch, length = tokens.shape[:2]
-    if position_ids is not None and (
-        position_ids.dim() not in (2, 3) or position_ids.shape[1] != length or position_ids.shape[0] not in (1, batch)
-    ):
+    position_ids, batch, length = rows.position_ids, rows.batch, rows.length
+    shape = None if position_ids is None else tuple(position_ids.shape)
+    if shape is not None and (len(shape) not in (2, 3) or shape[1] != length or shape[0] not in (1, batch)):
         raise ValueError(
-            f"position_ids has shape {tuple(position_ids.shape)}; {batch} rows of {length} tokens need "
-            f"({batch}, {length}) or (1, {length})"
+            f"position_ids has shape {shape}; {batch} rows of {length} tokens need ({batch}, {length}) or "
+            f"(1, {length})"
         )
-    if "relation_ids" in inputs.required and relation_ids is None:
+    if "relation_ids" in inputs.required and rows.relation_ids is None:
         raise ValueError(
             f"position_embedding_type = {inputs.scheme!r} needs relation_ids of shape (batch, length, length): the "
             "label of the edge from each token to each other"
         )
     if "grid" in inputs.required:
-        if position_ids is None or position_ids.dim() != 3 or position_ids.shape[2] != 2:
-            shape = "" if position_ids is None else f", not {tuple(position_ids.shape)}"
+        if position_ids is None or shape is None or len(shape) != 3 or shape[2] != 2:
             raise ValueError(
-                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2){shape}: "
-                "the row and column of each token"
+                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2)"
+                f"{'' if shape is None else f', not {shape}'}: the row and column of each token"
             )
         return position_ids.expand(batch, -1, -1), None
-    if position_ids is not None and position_ids.dim() == 3:
+    if shape is not None and len(shape) == 3:
         raise ValueError(
-            f"position_ids has shape {tuple(position_ids.shape)}; position_embedding_type = {inputs.scheme!r} takes "
-            "(batch, length)"
+            f"position_ids has shape {shape}; position_embedding_type = {inputs.scheme!r} takes (batch, length)"
         )
     return None, position_ids
 
 
 def _with_position_ids(
-    metadata: SequenceMetadata, inputs: PositionInputs, tokens: torch.Tensor, position_ids: torch.Tensor
+    sequence: SequenceMetadata, inputs: PositionInputs, batch: int, position_ids: torch.Tensor
 ) -> SequenceMetadata:
     """Add documents, and positions if the ids have gaps."""
-    batch, length = tokens.shape[:2]
     steps, follows = position_steps(position_ids)
     numbers = document_numbers(steps, follows).expand(batch, -1)
+    ids = position_ids.expand(batch, -1)
     documents: torch.Tensor | None = numbers
-    positions, max_distance = None, 0
+    positions = None
     # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
     if is_traced():
         if inputs.terms:
-            documents = _without_gaps(numbers, steps, follows)
+            documents = without_gaps(numbers, steps, follows)
         if inputs.absolute:
-            positions, max_distance = position_ids.expand(batch, -1), length - 1
+            positions = Positions(ids, ids.shape[1] - 1)
     else:
-        usual = torch.arange(length, device=position_ids.device)
+        usual = torch.arange(ids.shape[1], device=ids.device)
         if bool(((position_ids != usual) if inputs.absolute else steps > 1).any()):
-            positions = position_ids.expand(batch, -1)
-            max_distance = _largest_distance(position_ids)
+            positions = Positions(ids, largest_distance(position_ids))
         if not bool((follows & (steps <= 0)).any()):
             documents = None
-    index = metadata.index_in_document if documents is None else position_ids.expand(batch, -1)
-    return replace(
-        metadata, positions=positions, max_distance=max_distance, documents=documents, index_in_document=index
-    )
+    index = sequence.index_in_document if documents is None else ids
+    return SequenceMetadata(replace(sequence.context, positions=positions), documents, index)
 
 
-def _without_gaps(documents: torch.Tensor, steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
+def without_gaps(documents: torch.Tensor, steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
     """The documents in a graph, whose distances are those of indices; it raises an error if positions have gaps."""
     gaps = (follows & (steps > 1)).any()
     assert_later(~gaps, "position_ids have gaps, which a graph does not follow; run the model without one")
@@ -369,79 +332,31 @@ def _without_gaps(documents: torch.Tensor, steps: torch.Tensor, follows: torch.T
     return documents
 
 
-def _with_positions_of_mask(metadata: SequenceMetadata, batch: int, attention_mask: torch.Tensor) -> SequenceMetadata:
+def _with_positions_of_mask(sequence: SequenceMetadata, rows: Rows) -> SequenceMetadata:
     """Add positions of rows padded on the left, which begin where their mask does.
 
     In a prepared mask, a row begins at the first key to which a query attends. (A single query with a window does not
     attend to the beginning: the mask of a static cache then counts from the window.)
     """
-    seen = is_visible(attention_mask)
+    seen = is_visible(rows.attention_mask)
     seen = seen if seen.dim() == 2 else seen[:, 0].any(-2)
-    keys = metadata.key_length
-    positions = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :keys].expand(batch, -1)
+    keys = sequence.context.key_length
+    positions = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :keys].expand(rows.batch, -1)
     positions = nn.functional.pad(positions, (0, keys - positions.shape[1]))
-    return replace(metadata, positions=positions, max_distance=keys - 1)
+    return replace(sequence, context=replace(sequence.context, positions=Positions(positions, keys - 1)))
 
 
-def _largest_distance(positions: torch.Tensor) -> int:
-    """Raise a ValueError for distances larger than schemes support."""
+def largest_distance(positions: torch.Tensor) -> int:
+    """The largest distance within a row of (B, K).
+
+    Raises:
+        ValueError: for distances larger than schemes support.
+    """
     largest = (positions.amax(-1) - positions.amin(-1)).aminmax()
     smallest, distance = int(largest.min), int(largest.max)
     if smallest < 0 or distance > MAX_COUNT:  # below zero: int64 overflows
-        raise ValueError(f"position_ids of one row are more than {MAX_COUNT:,} apart; let them be near each other")
+        raise ValueError(f"position_ids of a row differ by more than {MAX_COUNT:,}; give a smaller range")
     return distance
-
-
-def _with_memory(
-    config: PreTrainedConfig,
-    metadata: SequenceMetadata,
-    memory: SegmentMemory,
-    tokens: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
-) -> SequenceMetadata:
-    """Add the memory's keys in front of `metadata`, which covers the segment and the cache only."""
-    batch, device = tokens.shape[0], tokens.device
-    keys, before = metadata.key_length, memory.length
-    memory_mask = memory.mask.to(device)
-    if attention_mask is not None and attention_mask.dim() == 4 and config.attention_window:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-            "cache; with a memory and attention_window, it does not show where a row begins: "
-            "use a dynamic cache, or give (batch, length)"
-        )
-    is_token = token_mask(attention_mask, batch, keys, device)
-    with_memory = torch.cat([memory_mask, is_token], dim=-1)
-    documents, positions, max_distance = None, None, 0
-    ids, has_gaps = None, False
-    if position_ids is not None:
-        ids = position_ids.expand(batch, -1).to(device)
-        steps, follows = position_steps(ids, is_token)
-        documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
-        if is_traced():
-            documents = _without_gaps(documents, steps, follows)
-        else:
-            documents = documents if bool(documents[:, -1].any()) else None
-            has_gaps = bool((follows & (steps > 1)).any())
-    # padding between the memory and the segment, or within it
-    begins = with_memory & ~nn.functional.pad(with_memory, (1, 0))[:, :-1]
-    has_holes = attention_mask is not None and (is_traced() or bool((begins.sum(-1) > 1).any()))
-    if has_holes or has_gaps:
-        if ids is None or is_traced():  # a graph cannot read the ids: it assumes consecutive tokens
-            ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
-        positions, max_distance = _positions_with_memory(memory_mask, is_token, ids)
-    return replace(
-        metadata,
-        key_length=before + keys,
-        start=metadata.start + before,
-        positions=positions,
-        max_distance=max_distance,
-        documents=documents,
-        index_in_document=None,
-        memory=memory,
-        is_token=with_memory,
-        prepared_mask=None if attention_mask is None or attention_mask.dim() == 2 else is_visible(attention_mask),
-    )
 
 
 def token_mask(attention_mask: torch.Tensor | None, batch: int, keys: int, device: torch.device) -> torch.Tensor:
@@ -452,50 +367,6 @@ def token_mask(attention_mask: torch.Tensor | None, batch: int, keys: int, devic
         is_token = (attention_mask != 0)[:, :keys].expand(batch, -1)
         return nn.functional.pad(is_token, (0, keys - is_token.shape[1]))
     return is_visible(attention_mask).any(-2).any(1).expand(batch, -1)
-
-
-def _positions_with_memory(
-    memory_mask: torch.Tensor, is_token: torch.Tensor, ids: torch.Tensor
-) -> tuple[torch.Tensor, int]:
-    """Positions of all keys, (B, M + K), and their largest distance; `ids` are those of the keys after the memory."""
-    first = ids.gather(1, is_token.long().argmax(-1, keepdim=True))
-    left = first - memory_mask.long().flip(-1).cumsum(-1).flip(-1)
-    positions, real = torch.cat([left, ids], dim=-1), torch.cat([memory_mask, is_token], dim=-1)
-    # padding gets the position of a token, so that it does not increase the largest distance
-    positions = torch.where(real, positions, positions.gather(1, real.long().argmax(-1, keepdim=True)))
-    if is_traced():
-        return positions, positions.shape[1] - 1
-    return positions, _largest_distance(positions)
-
-
-def tokens_to_keep(
-    tokens: torch.Tensor,
-    memory: SegmentMemory | None,
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
-) -> tuple[torch.Tensor, bool]:
-    """Which tokens of the memory and of the segment after it the next segment may attend to.
-
-    Args:
-        tokens: (B, L) or (B, L, D), the segment; only its shape and device are read.
-        attention_mask: (B, L), or prepared (B, 1, L, L), where a token to which no query attends is padding; or None.
-        position_ids: (B, L) or (1, L), or None. Only the last document of a row is kept.
-
-    Returns:
-        Boolean (B, M + L); and whether every row keeps consecutive tokens up to its end.
-    """
-    batch, length = tokens.shape[:2]
-    device = tokens.device
-    is_token = token_mask(attention_mask, batch, length, device)
-    keep = is_token
-    before = 0 if memory is None else memory.length
-    if memory is not None:
-        keep = torch.cat([memory.mask.to(device), is_token], dim=-1)
-    if position_ids is not None:
-        ids = position_ids.expand(batch, -1).to(device)
-        documents = nn.functional.pad(document_numbers(*position_steps(ids, is_token)), (before, 0))
-        keep = keep & (documents == documents[:, -1:])
-    return keep, attention_mask is None and position_ids is None
 
 
 # Packed documents --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ class LearnedPositions(nn.Embedding):
     """BERT's table of absolute positions, (P, D).
 
     Args:
-        out_of_range: "error" or "clip": what happens to positions from P on.
+        out_of_range: "error" or "clip": how positions from P on are treated.
     """
 
     def __init__(self, num_positions: int, dim: int, out_of_range: str) -> None:
@@ -42,12 +42,12 @@ class LearnedPositions(nn.Embedding):
 
 
 class Absolute(Scheme, name="absolute"):
-    """Stock BERT, the baseline: x_i = LayerNorm(word + type + p_i), with one table (P, D) at the input."""
+    """BERT's own positions, the baseline: x_i = LayerNorm(word + type + p_i), with one table (P, D) at the input."""
 
-    summary = "A vector per position, added to the words: stock BERT"
+    summary = "A vector per position, added to the words, as in BERT"
     source = "Devlin et al. 2018, arXiv 1810.04805"
     out_of_range = ("error", "clip")
-    extrapolation_claim = "ends at P; `clip` only makes it run"
+    extrapolation_claim = "limited to P tokens; `clip` only avoids the error"
     original = "BertModel of the installed transformers"
     learned_input_table = True
 

@@ -17,8 +17,8 @@ from .scheme import Scheme, choice
 class Cable(Scheme, name="cable"):
     """score = s · q_i·k_j − |z_i − z_j|, z_i = Σ_{l ≤ i} n_l, n_l = softplus(w_h·x_l + b_h) of the layer's inputs x.
 
-    Tokens of a row are thus as far from each other as the tokens between them say. The paper's causal models have
-    z_j − z_i; here keys to the right are as far as those to the left. The public code leaves out s, which is 1/√d.
+    The distance of two tokens is thus the sum of numbers computed from the tokens between them. The paper's causal
+    models have z_j − z_i; here distances are the same to both sides. The public code leaves out s, which is 1/√d.
     In a decoder, the forget gates σ(w_h·x + b_h) of FoX (Lin et al., arXiv 2503.02130) are this with −w and −b.
 
     gate="key": −softplus(ω_h)·m_h·|r|·n_j with ALiBi's slopes m_h, the key-gated additive form of GRAPE (Zhang et al.,
@@ -32,7 +32,7 @@ class Cable(Scheme, name="cable"):
     Parameters: h_attn, a linear layer from D to H, and omega (H,) with gate="key"; per layer.
     """
 
-    summary = "Scores fall with a distance that each token's content adds to"
+    summary = "Scores fall with a distance computed from the content in between"
     source = "Veisi et al. 2025, arXiv 2503.08067; gate='key': Zhang et al. 2025, arXiv 2512.07805"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"
@@ -57,7 +57,7 @@ class Cable(Scheme, name="cable"):
         return softplus(self.h_attn(states))
 
     def forward(self, context: AttentionContext) -> Terms:
-        numbers = context.token_numbers
+        numbers = context.layer.token_numbers
         assert numbers is not None, "the layer computes them"
         if self.settings["gate"] == "key":
             distance = context.matrix(numbers.device).abs().to(context.dtype)
@@ -66,8 +66,8 @@ class Cable(Scheme, name="cable"):
             )
             distance = distance[None, None] if distance.dim() == 2 else distance[:, None]
             return Terms(dense=(-distance * (rates[:, None] * numbers)[:, :, None],))
-        if context.real is not None:
-            numbers = numbers.masked_fill(~context.real[:, None], 0.0)
+        if context.tokens.real is not None:
+            numbers = numbers.masked_fill(~context.tokens.real[:, None], 0.0)
         z = numbers.to(context.dtype).cumsum(-1)  # (B, H, K)
         queries = torch.arange(context.query_length, device=z.device) + context.start
         return Terms(dense=(-(z[..., queries, None] - z[..., None, :]).abs(),))

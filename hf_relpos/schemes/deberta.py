@@ -132,9 +132,9 @@ class Deberta(Scheme, name="deberta"):
     def forward(self, context: AttentionContext) -> Terms:
         if not self.settings["relative_attention"]:
             return Terms(scale=self.scale)
-        embeddings, row_of_offset = context.shared
-        key_projection = self.pos_key_proj or context.key_projection if "c2p" in self.kinds else None
-        query_projection = self.pos_query_proj or context.query_projection if "p2c" in self.kinds else None
+        embeddings, row_of_offset = context.layer.shared
+        key_projection = self.pos_key_proj or context.layer.key_projection if "c2p" in self.kinds else None
+        query_projection = self.pos_query_proj or context.layer.query_projection if "p2c" in self.kinds else None
         if len(self.kinds) > (key_projection is not None) + (query_projection is not None):
             raise ValueError("share_att_key = True: the context needs the query and key projections of the layer")
         tables = disentangled_terms(

@@ -22,7 +22,7 @@ class DiSAN(Scheme, name="disan"):
     attention with a weight per feature is not implemented, since it is not a position scheme.
     """
 
-    summary = "Each token reads only one side of itself"
+    summary = "Each head sees only one side of a token"
     source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "direction only; nothing about distances or longer inputs"

@@ -19,7 +19,7 @@ class DualTriangle(Scheme, name="dual_triangle"):
     head before it divides it.
     """
 
-    summary = "Half of the heads read to the left, the others to the right"
+    summary = "Half of the heads look to the left, the others to the right"
     source = "Hallee and Gleghorn 2026, arXiv 2604.18603"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "direction only; with a rotation, texts longer than those of training"

@@ -82,4 +82,4 @@ class Fire(Scheme, name="fire"):
         return Interpolation(config, settings) if settings["shared"] else None
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(dense=(context.shared if self.bias is None else self.bias(context),))
+        return Terms(dense=(context.layer.shared if self.bias is None else self.bias(context),))

@@ -29,7 +29,7 @@ class Harmonic(Scheme, name="harmonic"):
     summary = "Terms of query, key and value as sums of waves of the distance"
     source = "hf_relpos; features of a product as in Liutkus et al. 2021, arXiv 2105.08399"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "ours: terms are as large at any distance, and those `period` apart are nearly the same"
+    extrapolation_claim = "ours: terms do not decay with distance, and those `period` apart are nearly equal"
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="coefficients of their own for each head"),

@@ -74,5 +74,5 @@ class Kerple(Scheme, name="kerple"):
         return Kernel(config, settings)
 
     def forward(self, context: AttentionContext) -> Terms:
-        bias = (toeplitz_table(context.shared, context),)
+        bias = (toeplitz_table(context.layer.shared, context),)
         return Terms(scaled_bias=bias) if self.settings["scaled"] else Terms(bias=bias)

@@ -1,19 +1,20 @@
 """Projection cache for inference: projections W·P of position rows, which depend on parameters alone.
 
-Each result is stored with copies of its inputs. A call whose weight, bias and rows are not the same bit for bit
-computes its own result. So no way of writing to a parameter is overlooked (optimizer steps, `load_state_dict`,
-in-place operations, `.data`). The comparison takes a twentieth of the time of the product. Results are attached to the
-weight and freed with it. Modules, their state and their copies do not contain them.
+A result is used again where the rows are the same bit for bit and the parameters are unchanged. Those of a plain layer
+are compared as a whole, so that no way of writing to them is overlooked; the comparison takes a twentieth of the time
+of the product. Those of a live layer after `optimize` are compared as its own cached weight is (`weight_cache`).
+Results are freed with their layer. Modules, their state and their copies do not contain them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
-from ..attention.cpu_gemm import FastLinear, has_gradients
+from ..attention.cpu_gemm import has_gradients
 from ..attention.tracing import is_traced, is_transformed
+from ..attention.weight_cache import CachingLinear, Snapshot, has_bits, is_unchanged, snapshot
 
 
 # Limits on the rows of a cached result, and on the results of one weight (for inputs of different lengths). They keep
@@ -21,8 +22,12 @@ from ..attention.tracing import is_traced, is_transformed
 MOST_ROWS, MOST_RESULTS = 1024, 4
 
 
-# Maps a weight to copies of the parameters of its layer, and copies of rows with their projection by number of rows.
-_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
+# Of a layer: snapshots of its parameters, and by number of rows copies of them and their projection. The layer is the
+# key, not its weight: `torch.utils.swap_tensors` refuses tensors that have weak references.
+_cached: WeakKeyDictionary[nn.Module, tuple[list[Snapshot], dict[int, tuple[torch.Tensor, torch.Tensor]]]]
+_cached = WeakKeyDictionary()
+# The latest copy by number of rows, which the layers of a model share.
+_copies: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 
 
 def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
@@ -37,19 +42,29 @@ def project(projection: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tens
     """
     if not isinstance(projection, nn.Linear) or not _may_keep(projection, rows):
         return projection(rows)
+    whole = not isinstance(projection, CachingLinear)
     parameters = [*projection.parameters()]
-    known, results = _kept.get(projection.weight, ([], {}))
-    if not _same_bits(known, parameters):
-        known, results = [each.detach().clone() for each in parameters], {}
-        _kept[projection.weight] = known, results
-    source, result = results.get(len(rows), ([], None))
-    if not _same_bits(source, [rows]):
+    known, results = _cached.get(projection, ([], {}))
+    pairs = zip(parameters, known, strict=False)
+    if len(known) != len(parameters) or not all(is_unchanged(each, before, whole) for each, before in pairs):
+        known, results = [snapshot(each, whole) for each in parameters], {}
+        _cached[projection] = known, results
+    found, flat = results.get(len(rows)), rows.detach().flatten()
+    if found is None or not has_bits(flat, found[0]):
+        copied = _copies.get(len(rows))
+        if copied is None or not has_bits(flat, copied):
+            copied = _copies[len(rows)] = flat.clone()
         with torch.inference_mode(False), torch.no_grad():  # otherwise autograd could not use the result later
             result = projection(rows)
         if len(results) >= MOST_RESULTS:
             results.pop(next(iter(results)), None)
-        results[len(rows)] = [rows.detach().clone()], result
-    return result
+        found = results[len(rows)] = copied, result
+    return found[1]
+
+
+def forget_projections(module: nn.Module) -> None:
+    """Drop the cached projections of a layer."""
+    _cached.pop(module, None)
 
 
 def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
@@ -57,7 +72,7 @@ def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
     tensors = [rows, *projection.parameters()]
     return (
         not (is_traced() or is_transformed())
-        and type(projection) in (nn.Linear, FastLinear)
+        and (type(projection) is nn.Linear or isinstance(projection, CachingLinear))
         and "forward" not in vars(projection)  # accelerate replaces it
         and not (projection._forward_hooks or projection._forward_pre_hooks)
         and not projection.training
@@ -69,18 +84,3 @@ def _may_keep(projection: nn.Linear, rows: torch.Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not has_gradients(*tensors)
     )
-
-
-def _same_bits(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether these are as many contiguous tensors, of the same dtypes, shapes and bits."""
-    return len(ones) == len(others) and all(
-        one.dtype == other.dtype and one.shape == other.shape and torch.equal(_words(one), _words(other))
-        for one, other in zip(ones, others, strict=True)
-    )
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """View the bits of a contiguous tensor as integers, the widest possible: they compare faster."""
-    size = tensor.element_size()
-    whole = tensor.numel() * size % 8 == 0 and tensor.storage_offset() * size % 8 == 0
-    return tensor.detach().view(-1).view(torch.int64 if whole else torch.uint8)

@@ -18,7 +18,7 @@ STOCK_SCHEME = "absolute"
 # The default of a RelPosBertConfig.
 DEFAULT_SCHEME = "relative_key"
 # The end of the error about an unknown scheme; the code of a saved model, which has only those it needs, says another.
-MORE_SCHEMES = ". One of your own is known once the module that defines it is imported"
+MORE_SCHEMES = ". To use a scheme of your own, import the module that defines it first"
 # All tables of the formula, each free, for converters to fit.
 GENERAL_SCHEME = "tables"
 # All tables as plain attention, which every kernel computes. Converters fit this one by default.
@@ -62,8 +62,8 @@ def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
     for key, value in options.items():
         if key not in name or not isinstance(value, Mapping):
             raise ValueError(
-                f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: the options of a combination are a "
-                f"dict for each of its schemes, here {', '.join(name)}"
+                f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: for a combination, give one dict for "
+                f"each of its schemes: {', '.join(name)}"
             )
     return [(scheme, scheme.resolve(options.get(scheme.name), config)) for scheme in map(find_scheme, name)]
 
@@ -93,10 +93,10 @@ class Combination(nn.Module):
 
     def forward(self, context: AttentionContext) -> Terms:
         """Return the sum of the terms of all parts."""
-        shared = context.shared or (None,) * len(self.parts)
+        shared = context.layer.shared or (None,) * len(self.parts)
         total = Terms()
         for part, of_part in zip(self.parts, shared, strict=True):
-            total = combined(total, part(replace(context, shared=of_part)))
+            total = combined(total, part(replace(context, layer=context.layer._replace(shared=of_part))))
         return total
 
 
@@ -128,8 +128,8 @@ def combined(one: Terms, other: Terms) -> Terms:
         vectors = still.content_bias is not None or still.feature_gain is not None
         if vectors or still.query_table or still.key_table:
             raise ValueError(
-                "a rotation and vectors that are multiplied with queries or keys cannot be combined: the scores "
-                "would depend on absolute positions. Combine the rotation with biases alone"
+                "a rotation cannot be combined with vectors that are multiplied by queries or keys: the scores would "
+                "depend on absolute positions. Combine the rotation with biases only"
             )
     return Terms(**merged)
 

@@ -21,7 +21,7 @@ class LabelCheck(SharedScheme):
         Raises:
             ValueError: for labels without a row. In compiled or traced code, the lookup raises an index error instead.
         """
-        labels, count = context.relation_ids, self.settings["num_relations"]
+        labels, count = context.tokens.relation_ids, self.settings["num_relations"]
         if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
             return
         smallest, largest = (int(label) for label in labels.aminmax())
@@ -90,7 +90,7 @@ class Relation(Scheme, name="relation"):
         return Table(rows if rows.dim() == 3 else rows[None], row_of=lambda label: label.long(), relation=labels)
 
     def forward(self, context: AttentionContext) -> Terms:
-        labels = context.relation_ids
+        labels = context.tokens.relation_ids
         length, key_length = context.query_length, context.key_length
         if labels is None or labels.dim() != 3 or tuple(labels.shape[1:]) != (length, key_length):
             shape = None if labels is None else tuple(labels.shape)

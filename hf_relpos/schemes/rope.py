@@ -27,8 +27,8 @@ class RoPE(Scheme, name="rope"):
     For longer inputs, `linear` divides positions by `factor` (position interpolation, arXiv 2306.15595). `ntk`
     multiplies the base by factor^(w/(w−2)), which leaves the fastest plane alone and slows the slowest by `factor`.
     `dynamic` does nothing up to `trained` tokens. For the L tokens of a longer row, the longest of the batch with its
-    padding, it multiplies the base by (factor · L / trained − (factor − 1))^(w/(w−2)), as NomicBERT's code does: what
-    is computed for a row depends on the longest one beside it. `yarn` (Peng et al., arXiv 2309.00071, §3.2 to 3.4)
+    padding, it multiplies the base by (factor · L / trained − (factor − 1))^(w/(w−2)), as NomicBERT's code does, so
+    the output of a row depends on the longest row of its batch. `yarn` (Peng et al., arXiv 2309.00071, §3.2 to 3.4)
     divides the positions of planes that turn less than once in `trained` tokens by `factor`, leaves those that turn
     more than 32 times, and blends between; queries and keys grow by 0.1 ln(factor) + 1.
 

@@ -17,7 +17,7 @@ class Sandwich(Scheme, name="sandwich"):
     0 and cancels in the softmax. It does not distinguish left and right.
     """
 
-    summary = "Scores fall with distance, as products of fixed waves do"
+    summary = "Scores fall with distance, like products of fixed waves"
     source = "Chi et al. 2022, arXiv 2212.10356"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"

@@ -22,8 +22,8 @@ SCHEMES: dict[str, type["Scheme"]] = {}
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """Return "; 'x' is most like it" for an error message if a known name resembles `name`, else an empty string."""
-    return "".join(f"; {most_like!r} is most like it" for most_like in get_close_matches(str(name), known, n=1))
+    """Return " (did you mean 'x'?)" for an error message if a known name resembles `name`, else an empty string."""
+    return "".join(f" (did you mean {match!r}?)" for match in get_close_matches(str(name), known, n=1))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def choice(default: Any, *others: Any, help: str) -> Option:
 def integer(default: int | None, help: str, none: str = "", least: int = 1, most: int = MAX_COUNT) -> Option:
     """Return an option that is an integer from `least` to `most`, or also None if `none` says what that means."""
     limit = f" up to {most:,}" if most < MAX_COUNT else ""
-    kind = f"a positive integer{limit}" if least == 1 else f"an integer from {least} on{limit}"
+    kind = f"a positive integer{limit}" if least == 1 else f"an integer of at least {least}{limit}"
     return Option(
         default=default,
         help=f"{help}; {kind}" + (f", or None for {none}" if none else ""),
@@ -82,7 +82,7 @@ def integer(default: int | None, help: str, none: str = "", least: int = 1, most
 TABLE_LETTERS = "ABcV"  # tables that a scheme may let the user choose
 WHICH_TABLES = Option(
     default=TABLE_LETTERS,
-    help=f"which tables there are: a string of letters of {TABLE_LETTERS!r}, each at most once",
+    help=f"tables of the scheme: a string of letters of {TABLE_LETTERS!r}, each at most once",
     accepts=lambda value: (
         isinstance(value, str) and 0 < len(value) == len(set(value)) and set(value) <= set(TABLE_LETTERS)
     ),
@@ -155,10 +155,10 @@ def look_up(
 
 
 OUT_OF_RANGE = {
-    "clip": "distances past the range share its last row",
-    "zero": "distances past the range have no term",
+    "clip": "distances beyond the range share its last row",
+    "zero": "distances beyond the range have no term",
     "extrapolate": "the terms are computed for any distance",
-    "error": "a longer input is an error",
+    "error": "a longer input raises an error",
 }
 
 
@@ -174,16 +174,16 @@ class Scheme(nn.Module):
         source: paper and equation, or the code that defines it.
         original: code outside this repository that its tests compare it with; None if there is none, or if a script
             of scripts/maintenance/golden names it.
-        out_of_range: what can happen past the trained range: keys of `OUT_OF_RANGE`, the default first. They become
-            the values of the option `out_of_range`, which every scheme has.
+        out_of_range: how terms can behave beyond the trained range: keys of `OUT_OF_RANGE`, the default first. They
+            become the values of the option `out_of_range`, which every scheme has.
         extrapolation_claim: one line on what its source says about inputs longer than those trained on.
         options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
-        order_blind: whether keys to the left and to the right get the same terms. Without a causal mask, a reversed
-            text then gives reversed outputs. This may depend on options: see `is_order_blind`.
-        zero_is_neutral: whether all terms vanish if all parameters are zero, while not all gradients vanish.
+        order_blind: whether the terms are symmetric, that is, the same for keys to the left and to the right. Without
+            a causal mask, a reversed text then gives reversed outputs. It may depend on options: see `is_order_blind`.
+        zero_is_neutral: whether parameters that are all zero give no terms, but still receive gradients.
         learned_input_table: whether it adds a learned table of absolute positions to the input, as stock BERT does.
         even_size: "hidden_size" or "head_size" if pairs of sine and cosine must fill that size.
-        required_inputs: inputs that the model's `forward` must be given: `grid`, `relation_ids`.
+        required_inputs: inputs that the model's `forward` requires: `grid`, `relation_ids`.
         uses_absolute_positions: whether terms depend on i and j themselves, not on j − i alone. Then
             `context.positions` is given whenever positions are not 0, 1, 2, …
         relative: whether nothing depends on absolute positions, so that shifting a text changes no output. Derived.
@@ -223,7 +223,7 @@ class Scheme(nn.Module):
         acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
         cls.relative = not (acts_on_input or cls.uses_absolute_positions)
         meanings = ", ".join(f"{word!r}: {OUT_OF_RANGE[word]}" for word in cls.out_of_range)
-        out_of_range = Option(cls.out_of_range[0], f"past the trained range; {meanings}", one_of(*cls.out_of_range))
+        out_of_range = Option(cls.out_of_range[0], f"beyond the trained range; {meanings}", one_of(*cls.out_of_range))
         cls.options = {
             **{key: option for key, option in cls.options.items() if key != "out_of_range"},
             "out_of_range": out_of_range,
@@ -257,15 +257,15 @@ class Scheme(nn.Module):
         sizes = {"head_size": config.hidden_size // config.num_attention_heads, "hidden_size": config.hidden_size}
         if cls.even_size and sizes[cls.even_size] % 2:
             raise ValueError(
-                f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} makes "
-                f"{cls.even_size} = {sizes[cls.even_size]}; the sinusoids of the scheme {cls.name!r} need an even one"
+                f"hidden_size = {config.hidden_size} with num_attention_heads = {config.num_attention_heads} gives "
+                f"{cls.even_size} = {sizes[cls.even_size]}; the scheme {cls.name!r} requires an even one"
             )
         options = options or {}
         for key, value in options.items():
             if key not in cls.options:
                 raise ValueError(
                     f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: the scheme {cls.name!r} has no "
-                    f"such option{nearest(key, cls.options)}; known: {', '.join(cls.options)}"
+                    f"such option{nearest(key, cls.options)}; known options: {', '.join(cls.options)}"
                 )
             if not cls.options[key].accepts(value):
                 limit = f" (up to {MAX_COUNT:,})" if isinstance(value, int) and value > MAX_COUNT else ""
@@ -303,9 +303,9 @@ class Scheme(nn.Module):
         """
         if cls.required_inputs:
             needed = " and ".join(sorted(cls.required_inputs))
-            return f"it needs {needed} of all keys, and those of earlier segments are not kept"
+            return f"it requires {needed} for all keys, but those of earlier segments are not stored"
         if not cls.relative:
-            return "it counts positions from the beginning of the input, and every segment begins at 0 again"
+            return "its positions count from the beginning of the input, but every segment starts at 0"
         return None
 
     @classmethod
@@ -321,7 +321,8 @@ class Scheme(nn.Module):
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         """Return the module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
 
-        It is called once per forward with the AttentionContext. Its result reaches `forward` as `context.shared`.
+        It is called once per forward with the AttentionContext. Its result reaches `forward` as
+        `context.layer.shared`.
         """
         return None
 
@@ -340,8 +341,9 @@ class Scheme(nn.Module):
     def token_numbers(self, states: torch.Tensor) -> torch.Tensor | None:
         """Return a number for each token and head, (B, K, H), of a layer's inputs (B, K, D); None for none.
 
-        They reach `forward` as `context.token_numbers`, also those of cached tokens: the cache holds them as a further
-        entry of each key, so that caches allocated for the sizes of the configuration, and prefix tuning, do not fit.
+        They reach `forward` as `context.layer.token_numbers`, also those of cached tokens: the cache holds them as a
+        further entry of each key, so that caches allocated for the sizes of the configuration, and prefix tuning, do
+        not fit.
         A combination can hold only one such scheme.
         """
         return None

@@ -44,7 +44,7 @@ class T5(Scheme, name="t5"):
     summary = "A score per head and bucket of distances"
     source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
     out_of_range = ("clip",)
-    extrapolation_claim = "nothing itself; Press et al. find that perplexity holds a little beyond the trained length"
+    extrapolation_claim = "nothing; Press et al. find that perplexity stays low slightly beyond the trained length"
     options = {
         "buckets": integer(32, "size of the table, a multiple of 4 (of 2 in a decoder)"),
         "max_distance": integer(
@@ -82,4 +82,4 @@ class T5(Scheme, name="t5"):
 
     def forward(self, context: AttentionContext) -> Terms:
         scale = self.scale if self.settings["scaling"] == "t5" else None
-        return Terms(scale=scale, bias=(toeplitz_table(context.shared, context),))
+        return Terms(scale=scale, bias=(toeplitz_table(context.layer.shared, context),))

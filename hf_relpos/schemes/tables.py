@@ -40,10 +40,10 @@ class Tables(Scheme, name="tables"):
     with `storage`="rows", in ascending order of r.
     """
 
-    summary = "All tables of the formula, free: the closest conversion"
+    summary = "All tables of the formula, unconstrained: the closest conversion"
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
     out_of_range = ("clip", "zero")
-    extrapolation_claim = "ours: distances past the range share the last row"
+    extrapolation_claim = "ours: distances beyond the range share the last row"
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="tables of their own for each head"),

@@ -30,7 +30,7 @@ class Tupe(Scheme, name="tupe"):
     document has its own [CLS].
     """
 
-    summary = "Positions score positions, apart from the words"
+    summary = "Scores of positions, separate from those of words"
     source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
     out_of_range = ("clip", "zero")
     extrapolation_claim = "nothing about longer inputs"
@@ -47,7 +47,7 @@ class Tupe(Scheme, name="tupe"):
         return TupePositions(config, settings)
 
     def forward(self, context: AttentionContext) -> Terms:
-        return Terms(scale=self.scale, dense=(context.shared,))
+        return Terms(scale=self.scale, dense=(context.layer.shared,))
 
 
 class TupePositions(SharedScheme):
@@ -81,8 +81,8 @@ class TupePositions(SharedScheme):
             ValueError: for negative positions, which have no row. Compiled or traced code does not check this.
         """
         device = context.device
-        if context.positions is not None and not is_traced() and not context.positions.is_meta:
-            lowest = int(context.positions.min())
+        if context.positions is not None and not is_traced() and not context.positions.of_keys.is_meta:
+            lowest = int(context.positions.of_keys.min())
             if lowest < 0:
                 raise ValueError(
                     f"position_ids has numbers from {lowest} on; the scheme 'tupe' has rows for positions from 0 on: "

@@ -52,7 +52,7 @@ class XLNet(Scheme, name="xlnet"):
     def different(self, context: AttentionContext) -> torch.Tensor:
         """Return 1 where token types of i and j are known to differ, else 0: (B, L, K), or (L, K) without types."""
         device = self.r.device
-        types = context.token_type_ids
+        types = context.tokens.token_type_ids
         if types is None:
             return torch.zeros(context.query_length, context.key_length, dtype=torch.long, device=device)
         index = torch.arange(context.key_length, device=device) - context.start  # among the tokens of this call

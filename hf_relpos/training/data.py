@@ -75,8 +75,8 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         """
         if not (hasattr(self.windows, "__len__") and hasattr(self.windows, "__getitem__")):
             raise ValueError(
-                f"windows is a {type(self.windows).__name__}, which is read once and in order; give a list, or a "
-                "dataset with a length"
+                f"windows is a {type(self.windows).__name__}, which cannot be shuffled; give a list, or a dataset "
+                "with a length"
             )
         if not len(self.windows):
             raise ValueError("windows is empty: give at least one window of token ids")
@@ -119,26 +119,26 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
             raise ValueError(f"windows[{number}] is empty; leave empty windows out")
         if self.max_length is not None and len(ids) > self.max_length:
             raise ValueError(
-                f"windows[{number}] has {len(ids)} tokens, and at most {self.max_length} can be compared; cut the "
-                "windows"
+                f"windows[{number}] has {len(ids)} tokens, but the limit of the models is {self.max_length}; cut "
+                "shorter windows"
             )
         if not (isinstance(ids[0], int) and 0 <= min(ids) and max(ids) < self.vocab_size):
             raise ValueError(
-                f"windows[{number}] holds something else than token ids from 0 to {self.vocab_size - 1}; make the "
-                "windows with the teacher's tokenizer"
+                f"windows[{number}] has values that are not token ids from 0 to {self.vocab_size - 1}; cut windows "
+                "with the teacher's tokenizer"
             )
         types = [] if types is None else _listed(types)
         if not any(types):
             return Window(ids)
         if len(types) != len(ids):
             raise ValueError(
-                f"windows[{number}] has {len(ids)} input_ids and {len(types)} token_type_ids; give both for each token"
+                f"windows[{number}] has {len(ids)} input_ids, but {len(types)} token_type_ids; give one for each token"
             )
         if not (all(isinstance(number, int) for number in types) and 0 <= min(types) <= max(types) < self.token_types):
-            known = f"from 0 to {self.token_types - 1}" if self.token_types > 1 else "0 alone"
+            known = f"0 to {self.token_types - 1}" if self.token_types > 1 else "only 0"
             raise ValueError(
-                f"windows[{number}] has other token_type_ids than student and teacher both read, {known}; leave them "
-                "out, or make them with the teacher's tokenizer"
+                f"windows[{number}] has token_type_ids that student and teacher do not both have ({known}); leave "
+                "them out, or make them with the teacher's tokenizer"
             )
         return Window(ids, types)
 

@@ -27,7 +27,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ..attention.cpu_gemm import fast_bmm
+from ..attention.cpu_gemm import fast_linears
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.seed import check_seed
@@ -78,8 +78,8 @@ class DistillationSettings:
         ValueError: for an invalid value; names the setting and its valid values.
     """
 
-    steps: int = setting(200, "a whole number from 1 on", is_count)
-    batch_tokens: int = setting(4096, "a whole number from 1 on", is_count)
+    steps: int = setting(200, "a positive integer", is_count)
+    batch_tokens: int = setting(4096, "a positive integer", is_count)
     learning_rate: float = setting(1e-4, "a positive number", is_number)
     table_learning_rate: float = setting(3e-2, "a positive number", is_number)
     losses: Mapping[str, float] | None = None
@@ -119,7 +119,9 @@ def _check_trainer_arguments(arguments: Mapping[str, Any]) -> None:
             remedy = f"give {OWN_ARGUMENTS[name]} to distil" if OWN_ARGUMENTS[name] else "distil sets it; leave it out"
             raise ValueError(f"trainer_arguments[{name!r}] = {value!r}: {remedy}")
         if name not in known:
-            raise ValueError(f"trainer_arguments[{name!r}] = {value!r}: TrainingArguments has no such field")
+            raise ValueError(
+                f"trainer_arguments[{name!r}] = {value!r}: TrainingArguments has no such field; leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -203,11 +205,6 @@ class DistillationTrainer(Trainer):
         loss = reduce(torch.add, [self.losses[name] * value for name, value in parts.items()])
         return (loss, outputs) if return_outputs else loss
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As Trainer's, with fast products of the attention, forward and backward."""
-        with fast_bmm(self._sums):
-            return super().training_step(*args, **kwargs)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As Trainer's, with the parts of the loss."""
         if "loss" in logs:
@@ -259,7 +256,7 @@ def distil(
             longer than the teacher's maximum length the targets come from overlapping windows, and attention is not
             compared: see `model_targets`.
         settings: None for the defaults.
-        progress: show a progress bar; without a terminal, a line every half minute. Or a function to call as
+        progress: show a progress bar; without a terminal, print a line every 30 seconds. Or a function to call as
             `progress(description, completed, total)`.
         callbacks: callbacks of the Trainer.
 
@@ -282,7 +279,12 @@ def distil(
     started = time.perf_counter()
     trained = student if "logits" in losses else student.base_model  # skips a head that is not compared
     targets = partial(model_targets, teacher if "logits" in losses else teacher.base_model, limit, names=losses)
-    with tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder, _prepared(student), _evaluating(teacher):
+    with (
+        tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder,
+        _prepared(student),
+        _evaluating(teacher),
+        fast_linears(student, teacher),
+    ):
         arguments = _training_arguments(settings, folder)
         teacher.to(arguments.device)
         trainer = DistillationTrainer(
@@ -384,7 +386,7 @@ def _returns_attention(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _prepared(student: PreTrainedModel) -> Iterator[None]:
-    """Context without dropout, since the targets are deterministic, and without gradients where no loss reaches."""
+    """Context without dropout, because targets are deterministic, and without gradients that no loss needs."""
     device = student.device
     probabilities = {module: module.p for module in student.modules() if isinstance(module, nn.Dropout)}
     flags = {parameter: parameter.requires_grad for parameter in student.parameters()}
@@ -420,7 +422,7 @@ def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Ma
         ValueError: for models that cannot be compared, or lack outputs that a part of the loss compares.
     """
     if student is teacher:
-        raise ValueError("student and teacher are one model; load the teacher a second time")
+        raise ValueError("student and teacher are the same object; load the teacher a second time")
     sizes = ["vocab_size", "hidden_size", "num_hidden_layers"]
     if "attention" in losses:
         sizes.append("num_attention_heads")
@@ -428,8 +430,8 @@ def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Ma
         student_size, teacher_size = getattr(student.config, name), getattr(teacher.config, name)
         if student_size != teacher_size:
             raise ValueError(
-                f"{name}: the student's {student_size} is not the teacher's {teacher_size}; distil "
-                "a student that was converted from this teacher"
+                f"{name} = {student_size} in the student, but {teacher_size} in the teacher; distil a student that "
+                "was converted from this teacher"
             )
     for name, model in (("student", student), ("teacher", teacher)):
         if "logits" in losses and not has_mlm_head(model):
@@ -439,7 +441,7 @@ def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Ma
             )
         if "attention" in losses and not _returns_attention(model):
             raise ValueError(
-                f"losses['attention'] = {losses['attention']!r}: the {name} has attn_implementation = "
-                f"{model.config._attn_implementation!r}, which does not return the attention weights; call "
+                f"losses['attention'] = {losses['attention']!r}: attn_implementation = "
+                f"{model.config._attn_implementation!r} of the {name} does not return attention weights; call "
                 f"{name}.set_attn_implementation('eager'), or leave 'attention' out"
             )

@@ -151,8 +151,8 @@ def card(content: dict[str, Any]) -> str:
     """conversion.md."""
     return (
         f"# Conversion of {content['source']}\n\n{describe(content['environment'])}\n"
-        f"Cosines are means over held-out text, {content['window_tokens']:,} tokens of each length. No passage of the "
-        f"text that was learnt from shares {SHARED_WORDS} words in a row with it.\n"
+        f"Cosines are means over held-out text, {content['window_tokens']:,} tokens of each length. The held-out text "
+        f"shares no {SHARED_WORDS} words in a row with the training text.\n"
         f"{markdown_sections(tables(content['rows']))}"
     )
 

@@ -33,11 +33,11 @@ PASSAGES = 1_000_000
 PROTOCOL = "wall time; each run in a process of its own"
 INTRODUCTION = """# A corpus on the CPU
 
-[`run_encode.py`](../../serve.md#a-corpus) encodes a data set with Ray Data and `hf_relpos.optimize`. Here it is
+[`run_encode.py`](../../serve.md#encode-a-corpus) encodes a data set with Ray Data and `hf_relpos.optimize`. It is
 compared with sentence-transformers, for {model}. Tokens are counted without padding.
 
-- Speed: {texts} abstracts of the ACL anthology. `start` is what a run takes beside the rate: models, processes, Ray.
-- Memory: the most that a worker takes to encode so many titles, in files of {shard:,} rows, without shared pages.
+- Speed: {texts} abstracts of the ACL anthology. `start` is the fixed time of a run: models, processes, Ray.
+- Memory: the peak of a worker that encodes titles, in files of {shard:,} rows, without shared pages.
 
 Limits: one machine, two cores, one model. Differences below a tenth are noise.
 """

@@ -60,6 +60,7 @@ GATED = {"feed_forward_proj": "gated-gelu"}  # of v1.1; the gradient of ReLU jum
 XLNET = {"vocab_size": 1000, "n_layer": 2, "d_model": 768, "d_inner": 3072, "n_head": 12, "dropout": 0.0}
 DISTIL = {"vocab_size": 1000, "n_layers": 2, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "dropout": 0.0}
 ROTARY = {**SIZES, "pad_token_id": 0, "attention_dropout": 0.0}
+DECODER = {**ROTARY, "num_key_value_heads": 4, "head_dim": 64, "use_cache": False}
 FAMILIES = {  # class, configuration
     "DeBERTa v3": ("DebertaV2Model", {**SIZES, **RELATIVE, **V3}),
     "DeBERTa v1": ("DebertaModel", {**SIZES, **RELATIVE, "max_relative_positions": 512}),
@@ -77,12 +78,19 @@ FAMILIES = {  # class, configuration
     "Jina v3": ("JinaEmbeddingsV3Model", ROTARY),
     "ESM-2": ("EsmModel", {**ROTARY, "position_embedding_type": "rotary", "token_dropout": False, "mask_token_id": 4}),
     "UMT5 encoder": ("UMT5EncoderModel", {**T5, **GATED}),
+    "ALBERT": ("AlbertModel", {**SIZES, "embedding_size": 128}),
+    "UltraBERT": ("UltrabertModel", {**ROTARY, "max_position_embeddings": 2048}),
+    "Qwen3": ("Qwen3Model", DECODER),
+    "Gemma 3, two-sided": ("Gemma3TextModel", {**DECODER, "use_bidirectional_attention": True, "sliding_window": 512}),
+    "LFM2": ("Lfm2Model", {**DECODER, "full_attn_idxs": [1]}),
 }
 RELATIVE_FAMILIES = ("DeBERTa v3", "DeBERTa v1", "MPNet", "RoFormer", "T5 encoder", "XLNet")
 FULL = {"1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
 LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention is most of the time; one round
 PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
-CASES = [*FULL, PADDED, SORTED, *LONG]
+# What servers and rerankers send: one request padded to a fixed length, and two short ones.
+FEW = {"32 tokens in 512 slots": ([32], 512), "8 and 5 tokens": ([8, 5], 8)}
+CASES = [*FULL, PADDED, SORTED, *FEW, *LONG]
 QUICK = ["1 × 128", PADDED]
 STOCK, COMPILED, ATTENTION, OURS, BFLOAT16, INT8 = (
     "stock PyTorch",
@@ -119,10 +127,14 @@ def lengths_of(count: int = 32, least: int = 8, most: int = 190, median: float =
 
 def batches_of(family: str, case: str) -> list[Inputs]:
     """Padded on the right; for XLNet on the left and with token types, as its tokenizer makes them."""
+    slots = None
     if case in (PADDED, SORTED):
         lengths = lengths_of()
         size = 8 if case == SORTED else len(lengths)
         lengths = sorted(lengths, reverse=True) if case == SORTED else lengths
+    elif case in FEW:
+        lengths, slots = FEW[case]
+        size = len(lengths)
     else:
         size, length = {**FULL, **LONG}[case]
         lengths = [length] * size
@@ -130,7 +142,7 @@ def batches_of(family: str, case: str) -> list[Inputs]:
     batches = []
     for start in range(0, len(lengths), size):
         rows = torch.tensor(lengths[start : start + size])
-        mask = (torch.arange(int(rows.max())) < rows[:, None]).long()
+        mask = (torch.arange(slots or int(rows.max())) < rows[:, None]).long()
         ids = torch.randint(5, 1000, mask.shape, generator=generator)
         batch = {"input_ids": torch.where(mask == 1, ids, padding_id(family)), "attention_mask": mask}
         if family == "XLNet":
@@ -368,26 +380,26 @@ ORDER = (
     INT8,
 )
 
-INTRODUCTION = """# Stock encoders on the CPU, and what makes them faster
+INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them faster
 
-Stock's time ÷ that of each variant (higher is faster). Two layers of a base model's shape, random weights, float32.
-`optimize` is `hf_relpos.optimize`, `accelerate_attention` its attention alone, by `precision=None, unpad=False`
-([live models](../../live.md)).
+Speed-up over Transformers ("stock"): its time ÷ that of each variant. Two layers of base size, random weights,
+float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its attention alone, by
+`precision=None, unpad=False` ([live models](../../live.md)).
 
-- "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" in one batch, {real:.0f} % of it
-  tokens, or "sorted" by length into batches of 8.
-- Errors are against stock, the largest of all cases: of the states of tokens relative to the largest state, of
+- "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" into one batch, of which
+  {real:.0f} % are tokens, or "sorted" by length into batches of 8.
+- Errors are the largest differences from stock in all cases: hidden states of tokens relative to the largest one,
   gradients relative to their norm.
-- ρ: Spearman's, of the cosines of sentence pairs with the scores of STS-B.
-- Memory is what a training step of the longest case adds to the resident size.
-- ONNX Runtime and OpenVINO run the stock model's graph, in int8 by `quantize_dynamic` and `nncf.quantize`.
-- disentangled-flash is its PyTorch backend on the tokens alone (`forward_packed`), in inference.
+- ρ: Spearman's correlation of the cosines of sentence pairs with the scores of STS-B.
+- Memory: what a training step of the longest case adds to the resident size.
+- ONNX Runtime and OpenVINO run the stock model's graph; int8 by `quantize_dynamic` and `nncf.quantize`.
+- disentangled-flash: its PyTorch backend without padding (`forward_packed`), in inference.
 - Times: {protocol}.
   Export, quantization and compilation are not counted. Differences below a tenth are noise.
 
-**What they show.** Without padding `optimize` is about as fast as ONNX Runtime, with padding several times faster. On
-family/model 26/2 oneDNN multiplies float32 twice as fast as MKL; on 25/17 both are alike, so float32 gains only by
-attention and padding. Sentence vectors in int8 stay close to float32's; those of ONNX Runtime's dynamic int8 may not.
+**Result.** On full rows `optimize` is about as fast as ONNX Runtime; on padded batches it is several times faster. On
+family/model 26/2 oneDNN multiplies float32 twice as fast as MKL. On 25/17 both are equally fast, so float32 gains only
+by attention and unpadding. Sentence vectors in int8 stay close to float32; those of ONNX Runtime's int8 may not.
 """
 PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash")  # whose releases the page names
 PEER = "ONNX Runtime"  # that is shown of many families

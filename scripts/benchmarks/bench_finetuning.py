@@ -142,8 +142,8 @@ MEAN_GOAL = -0.2  # points, over all tasks
 INTRODUCTION = """# Fine-tuning a converted model and its source
 
 Written by `python scripts/benchmarks/bench_finetuning.py`; each model has the same recipe and flags. Scores × 100 of
-the source, and the others' difference to it: mean over the seeds (their number) ± standard error. ✗: a missed goal, a
-task more than 1 point below the source or a mean more than 0.2 below.
+the source, and the difference of the others to it: mean ± standard error (number of seeds). ✗: more than 1 point below
+the source on a task, or more than 0.2 points below on average.
 
 {about}
 """

@@ -49,9 +49,9 @@ TOLERANCE = 1e-3  # of a score, from 0 to 1
 PROTOCOL = "CPU seconds of the process (time.process_time), all of `inference`; variants take turns in one process"
 INTRODUCTION = """# GLiNER and GLiNER2 on a CPU
 
-Entities of four labels in {rows} texts of {shortest} to {longest} words, with random weights of the sizes of
-deberta-v3-base, by one thread. Random scores are all near .5, so that rounding
-decides between overlapping candidates. GLiNER's ONNX Runtime and OpenVINO models are its own exports.
+Entities of four labels in {rows} texts of {shortest} to {longest} words; random weights, sizes of
+deberta-v3-base, one thread. Random scores are all near .5, so rounding may
+decide between overlapping candidates. The ONNX Runtime and OpenVINO models are GLiNER's own exports.
 
 Limits: one machine, one batch, random weights. Differences below a tenth are noise.
 """

@@ -221,8 +221,8 @@ def card(content: dict[str, Any]) -> str:
     """passkeys.md."""
     return (
         f"# Pass keys in long texts\n\n{describe(content['environment'])}\n"
-        f"{content['keys']} keys for each length and filler, {content['source']} and its conversion, read "
-        f"with `attention_window={content['window']}`. Chance is {1 / len(NAMES):.2f}.\n"
+        f"{content['keys']} keys for each length and filler; {content['source']} and its conversion with "
+        f"`attention_window={content['window']}`. Chance is {1 / len(NAMES):.2f}.\n"
         f"{markdown_sections(tables(content))}"
     )
 

@@ -151,10 +151,10 @@ def card(content: dict[str, Any]) -> str:
     """probes.md."""
     seeds = " or ".join(map(str, sorted({len(runs) for runs in by_model(content).values()})))
     return (
-        "# Probes: what a scheme learns, and what is left of it on longer rows\n\n"
+        "# Probes: what a scheme learns, and how well it extrapolates\n\n"
         f"{describe(content['environment'])}\n"
         f"Encoders of 2 layers of width 48 learn all tasks at once, in {content['steps']} batches of {BATCH} rows of "
-        f"{SHORTEST} to {TRAINED} tokens: random letters,\none A and one B among them. They are tested on fresh rows. "
+        f"{SHORTEST} to {TRAINED} tokens: random letters,\none A and one B among them. They are tested on new rows. "
         f"Seeds: {seeds}; their mean ± standard deviation, unless it\nrounds to 0. `none`, the control, is a T5 table "
         'frozen at zero; `absolute` has `out_of_range="clip"`.\n\n'
         + "".join(f"- **{task}**: {text}.\n" for task, text in TASKS.items())

@@ -33,18 +33,19 @@ COLUMNS = {
     "back": "exported again",
     "onnx": "ONNX",
 }
-HEAD = """# Relative families beside their own classes
+HEAD = """# Relative families compared with their own classes
 
 Written by `scripts/maintenance/family_parity.py` from the figures of {tests}:
 PyTorch {torch}, Transformers {transformers}, {date}.
 
-Models of random weights, read by our `from_pretrained`. The largest difference over all heads, relative to the largest
-value, from the family's class in Transformers; for JinaBERT and MosaicBERT from stored outputs of their own code.
+Models of random weights, loaded by `from_pretrained` of hf_relpos. The largest difference over all heads, relative to
+the largest value, from the family's class in Transformers; for JinaBERT and MosaicBERT from stored outputs of their
+own code.
 
 - *outputs*: at real tokens. *gradients*: of all parameters.
-- float64: constants that stock DeBERTa, RoFormer and XLNet round to float32 are computed in float64.
-- *exported again*: `hf_relpos.export_checkpoint` gives back config.json and every weight that is used, bit for bit.
-- *ONNX*: ONNX Runtime against our model in float32, at the exported length and another.
+- float64: constants that Transformers rounds to float32 (DeBERTa, RoFormer, XLNet) are computed in float64.
+- *exported again*: `hf_relpos.export_checkpoint` writes the same config.json and weights, bit for bit.
+- *ONNX*: ONNX Runtime compared with the model in float32, at the exported length and another.
 
 families.json has each head.
 

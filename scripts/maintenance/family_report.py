@@ -42,6 +42,7 @@ PROBES: dict[str, list[dict[str, Any]]] = {
         {"logn_attention_scale": True},
         {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
     ],
+    "xlm_roberta_flash": [{"hidden_act": "relu"}],
     "nomic_bert": [{"num_experts": 8}, {"prenorm": True}, {"activation_function": "gelu"}],
 }
 # Rotary encoders that Transformers computes with SDPA and flash attention itself: titles by `model_type`. A test
@@ -54,29 +55,29 @@ NATIVE = {
     "jina_embeddings_v3": "Jina embeddings v3",
     "esm": "ESM-2",
 }
-HEAD = """# Checkpoints that are read
+HEAD = """# Checkpoints that can be read
 
 Written by `make families`, from the entries in `hf_relpos/families`.
 
-- **told by**: a field of config.json, or tensors of a checkpoint that calls itself `bert`.
-- **heads**: those that are kept, of BERT's nine (CausalLM: BERT's LMHeadModel). An encoder takes any of ours.
-- **positions**: a conversion replaces or keeps absolute ones. A relative scheme stays as it is.
-- **direct**: our `from_pretrained` reads the source itself. `hf-relpos convert` reads all.
-- **compared with**: the class of Transformers that every conversion runs beside its result. –: tests compare with
-  stored outputs of the original code, for GTE, NomicBERT and Jina also with Transformers' class of the same body.
+- **recognised by**: a field of config.json, or tensors if the checkpoint calls itself `bert`.
+- **heads**: the supported ones of BERT's nine (CausalLM: BERT's LMHeadModel).
+- **positions**: absolute positions are replaced or kept by a conversion; a relative scheme is kept.
+- **direct**: `from_pretrained` of hf_relpos reads the checkpoint. `hf-relpos convert` reads all of them.
+- **compared with**: the class of Transformers that every conversion runs to check its result. –: tests compare with
+  stored outputs of the original code; for GTE, NomicBERT and Jina also with Transformers' class of the same body.
 
 """
 REFUSED_HEAD = """
 ## What is refused
 
-`hf-relpos convert` and `from_pretrained` raise an error that says why. `architecture="…Model"` converts an encoder
-whose head is refused.
+`hf-relpos convert` and `from_pretrained` raise an error that gives the reason. If only the head is refused,
+`architecture="…Model"` converts the encoder.
 
 """
 NATIVE_HEAD = """
 ## Rotary classes of Transformers
 
-They stay with their class, and `hf_relpos.optimize` takes padding out on a CPU ([Live models](live.md)): """
+Transformers computes these right; `hf_relpos.optimize` removes their padding on a CPU ([Live models](live.md)): """
 
 
 def missing_heads(family: Family, config: dict[str, Any]) -> list[str]:
@@ -101,7 +102,7 @@ def refusals(name: str) -> list[str]:
             raise SystemExit(f"PROBES[{name!r}]: {changes} is not refused any more; take it out")
         reasons.append(re.match(r"(?:[^:;{]|\{[^}]*\})*", reason)[0])  # the fields; the error says more
     missing = [f"`{each}`" for each in missing_heads(family, example(name))]
-    return reasons + ([f"heads that compute something else: {', '.join(missing)}"] if missing else [])
+    return reasons + ([f"heads that compute something different: {', '.join(missing)}"] if missing else [])
 
 
 def page_row(name: str, family: Family) -> list[str]:
@@ -125,7 +126,7 @@ def page_row(name: str, family: Family) -> list[str]:
 def page() -> str:
     """docs/families.md."""
     rows = [page_row(name, family) for name, family in FAMILIES.items()]
-    text = HEAD + table(["checkpoints", "told by", "heads", "positions", "direct", "compared with"], rows)
+    text = HEAD + table(["checkpoints", "recognised by", "heads", "positions", "direct", "compared with"], rows)
     refused = [[family.title, "; ".join(refusals(name))] for name, family in FAMILIES.items()]
     text += REFUSED_HEAD + table(["checkpoints", "refused"], [each for each in refused if each[1]])
     return text + NATIVE_HEAD + ", ".join(f"{title} (`{kind}`)" for kind, title in NATIVE.items()) + ".\n"

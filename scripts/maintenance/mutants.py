@@ -182,11 +182,10 @@ def card(rows: dict[str, dict]) -> str:
     kept = {mutant.name: Outcome(**rows[mutant.name]) for mutant in mutants if mutant.name in rows}
     reduced, full = (sum(getattr(each, suite) for each in kept.values()) for suite in ("reduced", "full"))
     lines = [
-        "# Seeded faults and the suites that notice them",
+        "# Seeded faults, and the suites that find them",
         "",
         "Written by `scripts/maintenance/mutants.py` from `tests/mutants.toml`: each fault alone, in a copy of "
-        "the repository. The reduced suite is what `make test` and `make test-more` run, the full one what "
-        "`make test-all` runs.",
+        "the repository. `make test` and `make test-more` run the reduced suite, `make test-all` the full one.",
         "",
         f"Of {len(kept)} mutants that were run, of {len(mutants)}, the reduced suite kills {reduced}, "
         f"the full one {full}.",

@@ -13,9 +13,9 @@ TEXT = """\
 # Reliability
 
 Written by `make fuzz`, which runs the property tests `tests/test_fuzz_*.py` on random inputs; `make test` runs a few
-fixed ones. Each input must end in a right answer, or in an error of a documented type that names what is wrong, never
-in NaN, a hang, a partial file or any other exception. An input that ends in anything else fails the test; its minimal
-form becomes a regression test. `docs/results/fuzz.json` divides some areas further.
+fixed ones. Each input must give a right answer, or an error of a documented type that names what is wrong. NaN, a
+hang, a partial file or any other exception fails the test, and its smallest form becomes a regression test.
+`docs/results/fuzz.json` divides some areas further.
 
 """
 

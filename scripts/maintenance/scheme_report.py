@@ -35,39 +35,38 @@ UNMEASURED = "*"
 ATTENTION = ("relpos", "eager", "sdpa", "flex_attention")
 CARD_HEAD = """# Position schemes
 
-Written by `make schemes`, with the default options. `hf-relpos schemes` describes each in a sentence,
-`hf-relpos schemes NAME` its options.
+Written by `make schemes`, with default options. `hf-relpos schemes` describes each scheme in a sentence,
+`hf-relpos schemes NAME` its options. To add a scheme: [Extend](extending.md#a-scheme).
 
-- **terms**: letters of the formula in `hf_relpos/attention/formula.py`; *input*: vectors added to the embeddings.
-- **parameters**: what the scheme adds to BERT-base (12 layers, D = 768, H = 12, P = 512), shared ones counted once.
-- **error**: largest absolute difference from the original, on the stored outputs that the tests use, rounded up.
-
-A scheme of your own: [Extend](extending.md#a-scheme).
+- **terms**: letters of [the formula](how_it_works.md#the-formula); *input*: vectors added to the embeddings.
+- **parameters**: added to BERT-base (12 layers, D = 768, H = 12, P = 512); shared ones are counted once.
+- **error**: largest absolute difference from the original code, on stored outputs, rounded up.
 
 """
-BACKENDS_HEAD = "\n`relpos` and `eager` compute all schemes, `sdpa` and `flex_attention` all but these:\n\n"
+BACKENDS_HEAD = "\n`relpos` and `eager` compute all schemes. Schemes that the others do not compute:\n\n"
 RANGE_HEAD = """
 ## Range, order and longer inputs
 
-What the terms do past the range they were trained on, `position_options={"out_of_range": …}`:
+`position_options={"out_of_range": …}` sets what the terms do beyond the trained range:
 
 """
 ORDER_HEAD = """
-Order-blind, so that without a causal mask a reversed text gives reversed outputs: {}.
+Symmetric schemes do not tell left from right: without a causal mask, a reversed text gives reversed outputs.
+They are {}.
 
-What the source says of inputs longer than those trained on, where it says something:
+What the sources claim for inputs longer than those of training:
 
 """
 PLOTS_HEAD = """
 ## What each scheme adds to the score
 
-A fresh layer with 12 heads and seed 0, whose learned tables are noise. Each row is a head: what is added for the query
-in the middle of 64 tokens, over r = j − i, minus its mean. Hidden keys are grey.
+A new layer with 12 heads; learned tables are noise. Each row is a head and shows what is added to the scores of the
+middle query of 64 tokens, over r = j − i, minus its mean. Hidden keys are grey.
 
 - q·A and k·B: for the mean query and key of random tokens.
-- Rotations and gains: what they change in the product of a unit vector with itself.
-- Vectors added to the input: the cosines of all pairs.
-- Grid schemes: 8 × 8 tokens. `relation`: edges to the next token and to the fourth.
+- Rotations and gains: the change in the product of a unit vector with itself.
+- Vectors added to the input: cosines of all pairs.
+- Grid schemes: 8 × 8 tokens. `relation`: edges to the next and to the fourth token.
 
 V acts on the values and is not shown.
 """
@@ -165,7 +164,7 @@ def out_of_range_table() -> str:
         default = ", ".join(f"`{name}`" for name, words in able.items() if words[0] == word)
         option = ", ".join(f"`{name}`" for name, words in able.items() if words[0] != word)
         rows.append([f"`{word}`", meaning, default or "–", option or "–"])
-    return table(["`out_of_range`", "past the trained range", "default of", "also an option of"], rows)
+    return table(["`out_of_range`", "beyond the trained range", "default of", "also an option of"], rows)
 
 
 def order_section() -> str:
@@ -194,7 +193,7 @@ def report(measure: bool) -> str:
         )
     header = ["name", "source", "terms", "parameters", "error", "original"]
     lines = [
-        f"- without {names}: {', '.join(f'`{each}`' for each in able)}\n" for names, able in without.items() if names
+        f"- not in {names}: {', '.join(f'`{each}`' for each in able)}\n" for names, able in without.items() if names
     ]
     card = CARD_HEAD + table(header, full) + BACKENDS_HEAD + "".join(lines)
     card += RANGE_HEAD + out_of_range_table() + order_section() + PLOTS_HEAD

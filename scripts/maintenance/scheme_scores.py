@@ -1,6 +1,6 @@
 """The scores that a scheme adds in each layer, and a picture of them: for docs/schemes.md."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,10 +87,9 @@ def record_calls(
         for layer, (hidden, context) in zip(layers, read, strict=True):
             size = (layer.num_attention_heads, layer.attention_head_size)
             query, key = (each(hidden).unflatten(-1, size).transpose(1, 2) for each in (layer.query, layer.key))
-            if (numbers := layer.distance_embedding.token_numbers(hidden)) is not None:
-                context = replace(context, token_numbers=numbers.transpose(1, 2))
-            context = layer.layer_context(context, query, key.shape[2])
-            calls.append(LayerCall(query, key, layer.distance_embedding(context), context))
+            numbers = layer.distance_embedding.token_numbers(hidden)
+            made = layer.make_terms(context, query, None if numbers is None else numbers.transpose(1, 2))
+            calls.append(LayerCall(query, key, made.terms, context))
     finally:
         model.train(training)
         for hook in hooks:

@@ -141,5 +141,5 @@ def test_numbers_without_parameters_are_of_each_layer(monkeypatch):
 
 def test_two_schemes_with_numbers_of_tokens_are_refused(monkeypatch):
     monkeypatch.setitem(SCHEMES, "other", type("Other", (SCHEMES["cable"],), {}, name="other"))
-    with pytest.raises(ValueError, match="two with `token_numbers`"):
+    with pytest.raises(ValueError, match="two schemes with `token_numbers`"):
         tiny_config(["cable", "other"])

@@ -177,11 +177,11 @@ def others():
 @pytest.mark.parametrize(
     "names, says",
     [
-        (["tener", "deberta"], r"scales differ \(tener 1, deberta 0\.2041\)"),
-        (["rope", "twist"], "two rotations do not combine"),
-        (["rope", "shaw"], "rope.*shaw.*a rotation and vectors"),
-        (["transformer_xl", "rope"], "a rotation and vectors"),
-        (["rope", "harmonic"], "a rotation and vectors"),
+        (["tener", "deberta"], r"different scales cannot be combined \(tener 1, deberta 0\.2041\)"),
+        (["rope", "twist"], "two rotations cannot be combined"),
+        (["rope", "shaw"], "rope.*shaw.*a rotation cannot be combined with vectors"),
+        (["transformer_xl", "rope"], "a rotation cannot be combined with vectors"),
+        (["rope", "harmonic"], "a rotation cannot be combined with vectors"),
         (["absolute", "ramp"], "absolute and ramp both act on the input"),
     ],
     ids=str,

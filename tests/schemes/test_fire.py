@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention
 
-from hf_relpos.attention.context import AttentionContext
+from hf_relpos.attention.context import AttentionContext, Positions
 
 
 def paper(module, threshold, normalizer=max, start=0):
@@ -56,7 +56,7 @@ def test_is_not_a_function_of_the_offset_above_the_threshold(hidden):
     layer = tiny_attention("fire", position_options={"threshold": 5})
     module = layer.distance_embedding.bias
     positions = torch.arange(LENGTH).expand(2, -1) + 40
-    context = AttentionContext(LENGTH, LENGTH, positions=positions, max_distance=LENGTH - 1)
+    context = AttentionContext(LENGTH, LENGTH, positions=Positions(positions, LENGTH - 1))
     everyone = padding([LENGTH, LENGTH], LENGTH)
     assert layer_error(layer, hidden, everyone, paper(module, 5, start=40), context=context) <= 1e-10
     last = module(AttentionContext(2, LENGTH, start=LENGTH - 2))

@@ -18,6 +18,7 @@ from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms
 from hf_relpos.attention.backends import chunked
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.context import Positions
 from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, attend
@@ -93,7 +94,7 @@ class Case:
             self.visible = (documents[:, :, None] == documents[:, None, :])[:, None]
         elif name == "gaps":
             self.positions = torch.tensor([[0, 1, 5, 6, 7, 20, 21, 40, 41], [3, 4, 5, 6, 30, 31, 32, 33, 39]])
-            fields = {"positions": self.positions, "max_distance": 41}
+            fields = {"positions": Positions(self.positions, 41)}
         elif name == "memory":
             self.start = 5
             self.visible = self.visible[:, :, self.start :]
@@ -222,7 +223,7 @@ def test_far_positions_are_as_exact_as_near_ones(backend, shift):
     table, outputs = coefficients("ABcV", dtype=torch.float32), []
     for first in (0, shift):
         positions = torch.arange(first, first + KEYS)[None]
-        context = AttentionContext(KEYS, KEYS, positions=positions, max_distance=KEYS)
+        context = AttentionContext(KEYS, KEYS, positions=Positions(positions, KEYS))
         layer = nn.Module().eval()
         layer.is_causal = False
         call = AttentionCall(*tensors, terms_of(table, context), context, layer=layer)

@@ -11,6 +11,7 @@ import torch
 from oracles import array, golden, grid_ids, layer_error, padding, sine_cosine, tiny_attention, tiny_config
 
 from hf_relpos import AttentionContext
+from hf_relpos.attention.context import TokenInputs
 from hf_relpos.attention.formula import position_scores
 from hf_relpos.schemes.registry import build_scheme
 
@@ -34,7 +35,7 @@ def paper(layer, grid, radius):
 
 
 def on(grid):
-    return AttentionContext(grid.shape[1], grid.shape[1], grid=grid)
+    return AttentionContext(grid.shape[1], grid.shape[1], tokens=TokenInputs(grid=grid))
 
 
 @pytest.mark.parametrize("radius", [1, 3, 7])

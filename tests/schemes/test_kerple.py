@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention
 
-from hf_relpos.attention.context import AttentionContext
+from hf_relpos.attention.context import AttentionContext, LayerInputs
 
 
 KINDS = ("log", "power")
@@ -94,7 +94,7 @@ def parity(kind: str) -> float:
     )
     length = tensors["scores"].shape[-1]
     context = AttentionContext(length, length)
-    context = AttentionContext(length, length, shared=layer.shared_distance_embedding(context))
+    context = AttentionContext(length, length, layer=LayerInputs(shared=layer.shared_distance_embedding(context)))
     bias = layer.distance_embedding(context).bias[0].scalars(context)
     expected = tensors[f"{kind}.out"]
     error = (tensors["scores"] + bias - expected).abs() / expected.abs().clamp(min=1)

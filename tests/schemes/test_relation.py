@@ -12,13 +12,14 @@ from errors import raises
 from oracles import array, extra_inputs, layer_error, padding, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos.attention.context import TokenInputs
 
 
 REAL = padding([9, 5], 9)
 
 
 def with_labels(labels):
-    return AttentionContext(labels.shape[1], labels.shape[2], relation_ids=labels)
+    return AttentionContext(labels.shape[1], labels.shape[2], tokens=TokenInputs(relation_ids=labels))
 
 
 def paper(layer, labels, none):

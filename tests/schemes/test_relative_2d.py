@@ -12,6 +12,7 @@ from errors import raises
 from oracles import array, golden, grid_ids, layer_error, padding, tiny_attention, tiny_config, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, attend
+from hf_relpos.attention.context import TokenInputs
 from hf_relpos.schemes.registry import build_scheme
 
 
@@ -39,7 +40,7 @@ def paper(layer, grid, max_distance, out_of_range="zero"):
 
 
 def on(grid):
-    return AttentionContext(grid.shape[1], grid.shape[1], grid=grid)
+    return AttentionContext(grid.shape[1], grid.shape[1], tokens=TokenInputs(grid=grid))
 
 
 @pytest.mark.parametrize("out_of_range", ["zero", "clip"])

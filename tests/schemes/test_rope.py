@@ -12,7 +12,7 @@ from oracles import golden, layer_error, padding, tiny_attention
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from hf_relpos.attention.context import AttentionContext
+from hf_relpos.attention.context import AttentionContext, Positions
 
 
 def rotation(position, d, pairing="adjacent", base=10000.0, w=None):
@@ -71,16 +71,16 @@ def test_scores_depend_on_the_offset_only():
     hidden = torch.randn(1, 9, 24, dtype=torch.float64)
     positions = torch.arange(9)[None] + 1000
     out, _ = layer(hidden)
-    shifted, _ = layer(hidden, context=AttentionContext(9, 9, positions=positions, max_distance=8))
+    shifted, _ = layer(hidden, context=AttentionContext(9, 9, positions=Positions(positions, 8)))
     assert (out - shifted).abs().max() <= 1e-10
 
 
 def test_positions_of_each_row(hidden):
     layer = tiny_attention("rope")
     positions = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 5])
-    out, _ = layer(hidden, context=AttentionContext(LENGTH, LENGTH, positions=positions, max_distance=22))
+    out, _ = layer(hidden, context=AttentionContext(LENGTH, LENGTH, positions=Positions(positions, 22)))
     for row in range(2):
-        alone = AttentionContext(LENGTH, LENGTH, positions=positions[row : row + 1], max_distance=22)
+        alone = AttentionContext(LENGTH, LENGTH, positions=Positions(positions[row : row + 1], 22))
         assert (layer(hidden[row : row + 1], context=alone)[0] - out[row]).abs().max() <= 1e-12
     assert (layer(hidden)[0] - out)[1].abs().max() > 1e-2
 
@@ -151,7 +151,7 @@ def parity(case: str) -> float:
             getattr(linear, part).copy_(fused[:, n].flatten(0, 1))
     hidden, positions = tensors["hidden_states"], tensors[f"{case}.positions"]
     mask = padding([hidden.shape[1], sizes["length"]], hidden.shape[1])[:, None, None, :]
-    context = AttentionContext(20, 20, positions=positions, max_distance=57)
+    context = AttentionContext(20, 20, positions=Positions(positions, 57))
     return (layer(hidden, attention_mask=mask, context=context)[0] - tensors[f"{case}.out"]).abs().max().item()
 
 

@@ -14,6 +14,7 @@ import torch
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertModel
+from hf_relpos.attention.context import Positions
 
 
 REAL = padding([9, 6], 9)
@@ -76,7 +77,7 @@ def test_positions_of_every_token(hidden):
     """Tokens that do not begin at 0 have no [CLS] among them."""
     layer = tiny_attention("tupe", position_options={"variant": "R"})
     places = [3, 4, 5, 6, 7, 8, 9, 10, 11]
-    context = AttentionContext(9, 9, positions=torch.tensor(places)[None].expand(2, -1), max_distance=8)
+    context = AttentionContext(9, 9, positions=Positions(torch.tensor(places)[None].expand(2, -1), 8))
     assert layer_error(layer, hidden, REAL, paper(layer, "R", positions=places), context=context) <= 1e-10
 
 

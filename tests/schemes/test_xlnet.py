@@ -10,6 +10,7 @@ import torch
 from oracles import array, golden, layer_error, padding, sine_cosine, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertModel
+from hf_relpos.attention.context import TokenInputs
 
 
 REAL = padding([9, 6], 9)
@@ -43,7 +44,7 @@ def layer():
 
 
 def segmented(length=9, types=TYPES):
-    return AttentionContext(length, length, token_type_ids=types)
+    return AttentionContext(length, length, tokens=TokenInputs(token_type_ids=types))
 
 
 def test_equals_the_paper(layer, hidden):
@@ -78,7 +79,9 @@ def test_cached_keys_are_in_the_segment_of_every_query(static, layer):
     """Only the types of the two new tokens are known, places 3 and 4; a static cache has room for a sixth."""
     types = torch.tensor([[0, 1]])
     start, keys = (torch.tensor([3]), 6) if static else (3, 5)
-    relation = layer.distance_embedding.different(AttentionContext(2, keys, start, token_type_ids=types))
+    relation = layer.distance_embedding.different(
+        AttentionContext(2, keys, start, tokens=TokenInputs(token_type_ids=types))
+    )
     expected = torch.tensor([[[0, 0, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0]]])
     assert relation.tolist() == expected[..., :keys].tolist()
 

@@ -82,10 +82,7 @@ FEATURES = (
     Feature(
         "memory_length",
         lambda config: bool(config.memory_length),
-        (
-            *("SegmentMemory", "WITH_MEMORY", "_mask_with_memory", "_with_memory", "carries_memory", "check_memory"),
-            *("next_memory", "tokens_to_keep"),
-        ),
+        (*("SegmentMemory", "WITH_MEMORY", "carries_memory", "check_memory", "next_memory"),),
         {
             "SegmentMemory": "class SegmentMemory:\n    def __init__(self, *arguments):\n        ERROR",
             "WITH_MEMORY": "WITH_MEMORY = {}",
@@ -126,7 +123,6 @@ INSTEAD = {
     "installed": "def installed(module):\n    return None",
     "project": "def project(projection, rows):\n    return projection(rows)",
     "rewritten": "def rewritten(call):\n    return call, unchanged",
-    "shared_toeplitz": "def shared_toeplitz(*arguments):\n    return None",
     "unpadded_batch": "def unpadded_batch(*arguments):\n    return None",
     "window_mask": "def window_mask(*arguments):\n    return None",
 }
@@ -134,11 +130,13 @@ INSTEAD = {
 
 # Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
 PACKAGE_ONLY = {
-    "AttentionCall": ("device", "is_traced", "scores"),
+    "AttentionCall": ("scores",),
     "RelPosBertConfig": ("from_bert", "from_dict", "from_json_file", "get_config_dict", "has_absolute_table"),
-    "RelPosBertModel": ("_group_inputs",),
+    "RelPosBertModel": ("_inputs_of_groups", "_terms_of_all_layers"),
     "RelPosBertPreTrainedModel": ("_supports_sdpa", "from_pretrained"),
     "RelPosBertSelfAttention": ("_attend_unpadded",),
+    "Rows": ("of_group",),
+    "SharedTerms": ("_by_offset", "holds_for", "toeplitz"),
     "Terms": ("all_tables", "by_offset", "only_content"),
     "Scheme": ("is_order_blind", "memory_unsupported_reason", "reaching", "rotates"),
 }

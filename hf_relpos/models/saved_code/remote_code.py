@@ -31,7 +31,8 @@ class NoCodeError(ValueError):
 def made_without(field: str) -> NotImplementedError:
     """The error of saved code for a field that was changed and needs definitions which the code lacks."""
     return NotImplementedError(
-        f"{field}: this code of a saved model was made without it; `pip install hf-relpos`, and save the model again"
+        f"{field}: the code saved with this model does not support it; `pip install hf-relpos`, and save the model "
+        "again"
     )
 
 
@@ -93,8 +94,8 @@ def save_code(config: Any, save_directory: str | os.PathLike[str]) -> bool:
         problem = f"files that are not hf_relpos's are left as they are ({', '.join(clashes)})"
     if problem:
         warnings.warn(
-            f"{target}: {problem}, so the code of the model was not saved there, and trust_remote_code=True will not "
-            "load it where hf_relpos is not installed; set model.config.save_code = False to do without",
+            f"{target}: {problem}, so the code of the model was not saved there, and trust_remote_code=True cannot "
+            "load it without hf_relpos; set model.config.save_code = False to silence this warning",
             stacklevel=4,
         )
         return False

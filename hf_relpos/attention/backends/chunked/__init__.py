@@ -6,6 +6,7 @@ between calls, since new pages cost as much as the arithmetic; `release_workspac
 derivative is an error; `eager` has one.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,6 +137,7 @@ def chunked_attention(
         dropout=drop,
         seed=int(torch.randint(1 << 62, ())) if drop else 0,
         has_backward=torch.is_grad_enabled(),
+        far=far_offsets(content, key, terms, start) if mask is None or isinstance(mask, torch.Tensor) else None,
     )
     tables = (terms.query_table, terms.key_table, terms.value_table)
     A, B, V = (None if table is None else padded(table.rows) for table in tables)
@@ -143,13 +145,45 @@ def chunked_attention(
     return out.to(dtype)
 
 
+def far_offsets(content: torch.Tensor, key: torch.Tensor, terms: ToeplitzTerms, start: int = 0) -> torch.Tensor | None:
+    """Return the offsets at which keys weigh nothing for any query that sees its own key, as with ALiBi's bias.
+
+    Softmax weights a key by at most exp(score_ij − score_ii). The difference is that of the biases, and of content
+    scores, which is at most s (|q_i| max_j |k_j − k̄| − q_i·(k_i − k̄)) for the mean key k̄. All keys that are left out
+    together have less than a sixteenth of a rounding error of a row's weights. Without them no weight is subnormal as
+    long as content differs by less than about 20; with subnormal numbers some processors take many times as long.
+
+    Returns:
+        Boolean (H or 1, P); None if there are none, or if more than the content and a bias makes the scores.
+    """
+    bias, own = terms.bias, -terms.low
+    if bias is None or any(each is not None for each in (terms.query_table, terms.key_table, terms.dense)):
+        return None
+    if terms.allow is not None and not bool(terms.allow[:, own].all()):
+        return None
+    length, keys = content.shape[2], key.shape[2]
+    below = (bias[:, own, None] - bias).detach()
+    depth = math.log(16 * keys / torch.finfo(bias.dtype).eps)
+    if not bool((below > depth).any()):
+        return None
+    precise = torch.promote_types(content.dtype, torch.float32)
+    content, key = content.detach().to(precise), key.detach().to(precise)
+    key = key - key.mean(2, keepdim=True)
+    of_own = (content * key[:, :, start : start + length]).sum(-1)
+    spread = terms.scale * (content.norm(dim=-1) * key.norm(dim=-1).amax(-1, keepdim=True) - of_own).amax((0, 2))
+    far = below > depth + (spread if len(below) > 1 else spread.amax(0, keepdim=True))[:, None]
+    return far if bool(far.any()) else None
+
+
 def _groups(call: ChunkedCall, inputs: Inputs) -> Iterator[tuple[HeadGroup, list[QueryChunk]]]:
     """Yield groups of rows and heads, and their chunks."""
     (batch, heads, length, _), keys = inputs.content.shape, inputs.key.shape[2]
     row_groups, head_groups = groups(call, batch, heads, length, keys)
     for rows in row_groups:
-        chunks = schedule(call, rows, length, keys)
+        chunks = None
         for group_heads in head_groups:
+            if chunks is None or call.far is not None:
+                chunks = schedule(call, rows, group_heads, length, keys)
             yield HeadGroup(call, rows, group_heads, inputs), chunks
 
 

@@ -80,6 +80,7 @@ class ChunkedCall:
         dropout: probability of dropping an attention weight, in units of 2^−16.
         seed: the seed of the dropout.
         has_backward: whether gradients are recorded, so that a backward may follow.
+        far: offsets at which no key weighs anything for a query that sees its own key, boolean (H or 1, P); or None.
     """
 
     terms: ToeplitzTerms
@@ -89,6 +90,7 @@ class ChunkedCall:
     dropout: int = 0
     seed: int = 0
     has_backward: bool = False
+    far: torch.Tensor | None = None
 
     @property
     def window_mask(self) -> SlidingWindowMask | None:
@@ -105,13 +107,21 @@ class ChunkedCall:
         """The probability of keeping a weight."""
         return 1.0 - self.dropout / 65536
 
+    def reach(self, heads: slice) -> tuple[int, int] | None:
+        """Return the first and the last offset at which a key weighs something for some of the heads, with `far`."""
+        if self.far is None:
+            return None
+        far = self.far if self.far.shape[0] == 1 else self.far[heads]
+        near = (~far).any(0).nonzero()
+        return self.terms.low + int(near[0]), self.terms.low + int(near[-1])
+
 
 def queries_per_chunk(call: ChunkedCall, keys: int) -> int:
     """Return the number of queries in a chunk."""
     if call.window_mask is not None:
         return WINDOWED
     mask = call.tensor_mask
-    same_keys = not call.causal and (mask is None or mask.shape[2] == 1 or mask.stride(2) == 0)
+    same_keys = not call.causal and call.far is None and (mask is None or mask.shape[2] == 1 or mask.stride(2) == 0)
     return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
 
 
@@ -140,6 +150,7 @@ class QueryChunk:
         key_ranges: (first key, number of keys n) of every range.
         is_masked: whether the mask may hide any pair.
         has_empty_rows: whether some query may see no key at all.
+        skips_far: whether every query sees its own key, so that those at the offsets `ChunkedCall.far` are left out.
         hidden: under a window, for every range, some of its columns and which pairs in these are hidden, last query
             first, boolean (1 or r, 1, m, c); else None.
     """
@@ -149,6 +160,7 @@ class QueryChunk:
     key_ranges: Sequence[tuple[int, int]]
     is_masked: bool = False
     has_empty_rows: bool = False
+    skips_far: bool = False
     hidden: Sequence[Sequence[tuple[slice, torch.Tensor]]] | None = None
 
     @functools.cached_property
@@ -177,29 +189,38 @@ def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
     return [(begin, end - begin) for begin, end in runs]
 
 
-def schedule(call: ChunkedCall, rows: slice, length: int, keys: int) -> list[QueryChunk]:
-    """Return the chunks of some rows of the batch. They leave out keys that no query of a chunk sees."""
+def schedule(call: ChunkedCall, rows: slice, heads: slice, length: int, keys: int) -> list[QueryChunk]:
+    """Return the chunks of some rows of the batch and some heads, without keys that are hidden or too far away."""
     if call.window_mask is not None:
         return _schedule_of_window(call.window_mask, rows)
-    mask = call.tensor_mask
+    mask, reach = call.tensor_mask, call.reach(heads)
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding
     chunks, size = [], queries_per_chunk(call, keys)
     for first in range(0, length, size):
         count = min(size, length - first)
-        if mask is None:
-            end = min(keys, call.start + first + count) if call.causal else keys
-            chunks.append(QueryChunk(first, count, [(0, end)]))
+        own = call.start + first  # the key of the first query
+        visible = None if mask is None else mask[:, :1] if constant else mask[:, first : first + count]
+        skips_far = reach is not None and (visible is None or _sees_itself(visible, own, count))
+        begin, end = 0, min(keys, own + count) if call.causal else keys
+        if reach is not None and skips_far:
+            begin, end = max(begin, own + reach[0]) // ALIGNED * ALIGNED, min(end, own + count + reach[1])
+        if visible is None:
+            chunks.append(QueryChunk(first, count, [(begin, end - begin)], skips_far=skips_far))
             continue
-        visible = mask[:, :1] if constant else mask[:, first : first + count]
         has_empty_rows = not bool(visible.any(-1).all())
-        key_ranges = [(0, keys)] if has_empty_rows else runs_of(visible.flatten(0, 1).any(0), count)
-        is_masked = has_empty_rows or not all(
-            bool(visible[..., begin : begin + number].all()) for begin, number in key_ranges
-        )
-        chunks.append(QueryChunk(first, count, key_ranges, is_masked, has_empty_rows))
+        seen = visible.flatten(0, 1).any(0)[begin:end]
+        key_ranges = [(0, keys)] if has_empty_rows else [(begin + at, number) for at, number in runs_of(seen, count)]
+        is_masked = has_empty_rows or not all(bool(visible[..., at : at + number].all()) for at, number in key_ranges)
+        chunks.append(QueryChunk(first, count, key_ranges, is_masked, has_empty_rows, skips_far))
     return chunks
+
+
+def _sees_itself(visible: torch.Tensor, own: int, count: int) -> bool:
+    """Whether `count` queries see their own keys, of which `own` is the first, by a mask (…, 1 or m, K)."""
+    keys = visible[..., own : own + count]
+    return bool((keys if visible.shape[1] == 1 else keys.diagonal(dim1=-2, dim2=-1)).all())
 
 
 def _schedule_of_window(mask: SlidingWindowMask, rows: slice) -> list[QueryChunk]:
@@ -217,7 +238,7 @@ def _chunk_of_window(mask: SlidingWindowMask, rows: slice, block: Block) -> Quer
     parts = hidden.split([count for _, count in block.key_ranges], dim=-1)
     has_empty_rows = bool(hidden.all(-1).any())
     pieces = [_pieces(part) for part in parts]
-    return QueryChunk(block.first, block.queries, block.key_ranges, True, has_empty_rows, pieces)
+    return QueryChunk(block.first, block.queries, block.key_ranges, True, has_empty_rows, hidden=pieces)
 
 
 def _pieces(hidden: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:

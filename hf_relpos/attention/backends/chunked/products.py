@@ -66,6 +66,9 @@ class HeadGroup:
         terms = call.terms
         self.A, self.V = self.diagonals(inputs.A, terms.query_table), self.diagonals(inputs.V, terms.value_table)
         self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.terms.allow)
+        self.near = self.c  # with the lowest number where keys are too far to weigh anything
+        if call.far is not None:
+            self.near = self.c.masked_fill(self.of_heads(call.far), torch.finfo(self.c.dtype).min)
         self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
         self.mask = None if call.tensor_mask is None else self.by_head(call.tensor_mask)
         self.B = self.diagonals(inputs.B, None)
@@ -184,7 +187,7 @@ class HeadGroup:
             if self.A is not None:
                 self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
             if self.c is not None:
-                by_pair = self.by_pair(self.c, chunk, index)
+                by_pair = self.by_pair(self.near if chunk.skips_far else self.c, chunk, index)
                 by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
             beta = float(self.A is not None or self.c is not None)
             part.columns.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)

@@ -1,0 +1,85 @@
+"""The commands `optimize`, which measures what it gains, and `run`, which starts a program with it."""
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from .. import autoload
+from ..console import plain_errors, plain_warnings, spinner
+from ..data.text import check_texts
+from ..families.paths import check_source
+from .checkpoints import OPTIONS
+from .options import TEXT, Fields, JsonFile, advanced
+from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
+
+
+Precision = StrEnum("Precision", "float32 bfloat16 int8")
+Padding = StrEnum("Padding", "zeros mask stock")
+PrecisionOption = Annotated[
+    Precision, typer.Option(help="Of the products of linear layers: the last two round, int8 the most.")
+]
+PaddingOption = Annotated[
+    Padding,
+    advanced(
+        "zeros: padding is taken out where the mask is 0 and the token is the padding token. mask: where the mask is "
+        "0. stock: it stays, for programs that read hidden states of padding.",
+        "--padding",
+    ),
+]
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="Program and its arguments, such as: uvicorn app:app.")],
+    precision: PrecisionOption = Precision.float32,
+    padding: PaddingOption = Padding.zeros,
+) -> None:
+    """Run a Python program or server with its encoders optimized as they are loaded; a line for each on stderr.
+
+    The program is not changed, and its exit code and signals are its own. Programs that it starts are optimized, too.
+    Python must not be told to ignore its environment (-E, -I, -S).
+    """
+    with plain_errors():
+        path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
+        environment = {autoload.OPTIMIZE: precision, autoload.PADDING: padding, "PYTHONPATH": path}
+        try:
+            os.execvpe(command[0], command, os.environ | environment)
+        except OSError as error:
+            raise ValueError(
+                f"{command[0]} cannot be run ({error.strerror}); give a program, such as python"
+            ) from None
+
+
+def optimize(
+    name: Annotated[str, typer.Argument(help="Folder or Hub repository of an encoder or a reranker.")],
+    text: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 256 are read. May be repeated."),
+    ],
+    field: Fields = None,
+    precision: PrecisionOption = Precision.float32,
+    padding: PaddingOption = Padding.zeros,
+    trust_remote_code: Annotated[
+        bool, advanced("Run the code that the checkpoint names.", "--trust-remote-code")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure on your own texts what optimize gains on this CPU: seconds and outputs, before and after.
+
+    Nothing is written. To have it: hf_relpos.optimize(model) in your program, or hf-relpos run.
+    """
+    with plain_errors(OPTIONS), plain_warnings():
+        check_source(name)
+        check_texts(text, field or "text")
+        check_json(json_file)
+        with spinner(LOADING):
+            from transformers.utils import logging
+
+            from ..evaluation.speed import measure_gain
+
+        hide_loading_bars()
+        logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
+        gain = measure_gain(name, text, field or "text", str(precision), str(padding), trust_remote_code)
+        console_for(json_file).print(str(gain), markup=False, highlight=False, soft_wrap=True)
+        write_json(json_file, vars(gain))

@@ -1,0 +1,151 @@
+"""Level `by length`: rows of about the same length are computed together, by the encoder's own forward.
+
+Nothing has to be known of the encoder but that it maps tokens and a mask to states, row by row. A batch is cut into
+groups by a dynamic programme: a group costs its padded tokens, and as much again as a call of the encoder costs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.utils import ModelOutput
+
+from .batch import MismatchError
+
+
+# A call of an encoder costs about as much time as so many tokens. See docs/results/benchmarks/cpu-encoder.md.
+TOKENS_OF_A_CALL = 60
+# Lengths are rounded up to so many different ones, which bounds the dynamic programme.
+MOST_LENGTHS = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a batch that are computed together, and the columns that hold their tokens."""
+
+    rows: torch.Tensor
+    columns: slice
+
+
+def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
+    """Cut a batch into parts.
+
+    Args:
+        real: (B, L), True for tokens; each row has one.
+        call_cost: of a call of the encoder, in tokens.
+
+    Returns:
+        Parts whose columns leave out padding before, or after, all of their tokens.
+    """
+    length = real.shape[1]
+    columns = torch.arange(length)
+    first = torch.where(real, columns, length).amin(1)
+    last = torch.where(real, columns, -1).amax(1) + 1
+    parts = []
+    for is_left in (False, True):
+        rows = ((first > 0) == is_left).nonzero().flatten()
+        if not len(rows):
+            continue
+        begin, end = int(first[rows].min()), int(last[rows].max())
+        sizes = (end - first[rows] if is_left else last[rows]).tolist()
+        for own, size in groups_of(sizes, call_cost):
+            parts.append(Part(rows[own], slice(end - size, end) if is_left else slice(begin, size)))
+    return parts
+
+
+def groups_of(sizes: Sequence[int], call_cost: int) -> list[tuple[list[int], int]]:
+    """Rows by groups, each with the size of its longest row, at the least cost."""
+    step = -(-(max(sizes) - min(sizes) + 1) // MOST_LENGTHS)
+    rows_of: dict[int, list[int]] = {}
+    for row, size in enumerate(sizes):
+        rows_of.setdefault(size // step, []).append(row)
+    keys = sorted(rows_of)
+    longest = [max(sizes[row] for row in rows_of[key]) for key in keys]
+    counts = [len(rows_of[key]) for key in keys]
+    least, cut = [0.0], [0]
+    for end in range(1, len(keys) + 1):
+        best, begin, rows = float("inf"), 0, 0
+        for start in range(end - 1, -1, -1):
+            rows += counts[start]
+            cost = least[start] + rows * longest[end - 1] + call_cost
+            if cost < best:
+                best, begin = cost, start
+        least.append(best)
+        cut.append(begin)
+    found, end = [], len(keys)
+    while end:
+        rows_together = [row for key in keys[cut[end] : end] for row in rows_of[key]]
+        found.append((rows_together, longest[end - 1]))
+        end = cut[end]
+    return found
+
+
+def call(
+    forward: Callable[..., Any],
+    given: dict[str, Any],
+    by_token: Sequence[str],
+    by_row: Sequence[str],
+    real: torch.Tensor,
+    parts: Sequence[Part],
+) -> Any:
+    """The outputs of an encoder for a batch, part by part.
+
+    Args:
+        forward: of the encoder.
+        given: its arguments.
+        by_token: names of those that are tensors (B, L, …).
+        by_row: names of those that are tensors (B, …).
+        real: (B, L), True for tokens.
+
+    Returns:
+        What `forward` returns, its states (B, L, …) with zeros at padding.
+
+    Raises:
+        MismatchError: for outputs that are neither tensors with an entry for each row, or for each token, nor made of
+            such tensors.
+    """
+    outputs = []
+    for part in parts:
+        own = {name: given[name][part.rows][:, part.columns] for name in by_token}
+        own |= {name: given[name][part.rows] for name in by_row}
+        outputs.append(forward(**{**given, **own}))
+    return _together(outputs, real, parts)
+
+
+def _together(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> Any:
+    first = outputs[0]
+    if first is None:
+        return None
+    if isinstance(first, torch.Tensor):
+        return _joined(outputs, real, parts)
+    if isinstance(first, ModelOutput):
+        names = [name for name in first if first[name] is not None]
+        return type(first)(**{name: _together([each[name] for each in outputs], real, parts) for name in names})
+    if isinstance(first, tuple | list):
+        return type(first)(_together(list(each), real, parts) for each in zip(*outputs, strict=True))
+    raise MismatchError(f"an output of type {type(first).__name__} cannot be put together from parts of a batch")
+
+
+def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """Tensors (b, l, …) or (b, …) as one of the batch."""
+    batch, length = real.shape
+    first = tensors[0]
+    sizes = [len(range(length)[part.columns]) for part in parts]
+    by_token = first.dim() > 2
+    for each, part, size in zip(tensors, parts, sizes, strict=True):
+        width = size if by_token else first.shape[-1]
+        if each.shape[:1] != (len(part.rows),) or each.shape[1:2] not in ((), (width,)):
+            raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
+    if not by_token:
+        out = first.new_zeros(batch, *first.shape[1:])
+        for each, part in zip(tensors, parts, strict=True):
+            out[part.rows] = each
+        return out
+    out = first.new_zeros(batch, length, *first.shape[2:])
+    for each, part in zip(tensors, parts, strict=True):
+        hidden = ~real[part.rows, part.columns]
+        if bool(hidden.any()):
+            each = each.masked_fill(hidden.reshape(*hidden.shape, *(1,) * (each.dim() - 2)), 0)
+        out[part.rows, part.columns] = each
+    return out

@@ -1,0 +1,194 @@
+"""Compare the outputs and the time of a model with those before a change, on a sample of its inputs.
+
+What is measured is a copy of the model that shares its weights, in evaluation mode. The model itself, which another
+thread may be calling or training, is left alone.
+"""
+
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .shadow import shadow
+
+
+ROWS, SHORTEST, LONGEST = 32, 8, 64  # of a batch of random tokens, and their lengths
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
+
+Sample = Sequence[str] | Mapping[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The outputs of a model on a sample beside those that it had before.
+
+    Attributes:
+        rows: how many were compared.
+        cosine: mean of the rows' cosines, of logits or of the mean of a row's states.
+        least: the smallest.
+        largest: the largest difference of a logit, or of a state of a real token, as a share of the largest value.
+        padding: the same of the states at padding; None for logits of rows, and without padding.
+        decisions: share of rows with the same largest logit, or the same sign of a single one; None for states.
+        in_float32: names of the linear layers that stay in float32.
+        source: what the rows are.
+        seconds: of the wall for the sample, as one batch, before and now.
+    """
+
+    rows: int
+    cosine: float
+    least: float
+    largest: float
+    padding: float | None
+    decisions: float | None
+    in_float32: tuple[str, ...]
+    source: str
+    seconds: tuple[float, float]
+
+    def __str__(self) -> str:
+        same = "" if self.decisions is None else f", {100 * self.decisions:.1f} % same decisions"
+        kept = f"; {len(self.in_float32)} layers stay in float32" if self.in_float32 else ""
+        at_padding = (
+            ""
+            if self.padding is None
+            else f"\nstates at padding: largest difference {self.padding:.0e} of the largest value"
+            f"{', as unpadding sets them to zero' if self.padding > self.largest else ''}"
+        )
+        return (
+            f"agreement with the model before, on {self.rows} rows of {self.source}: cosine {self.cosine:.4f}, least "
+            f"{self.least:.4f}{same}; largest difference {self.largest:.0e} of the largest value{kept}; "
+            f"{self.seconds[0]:.2g} s before, {self.seconds[1]:.2g} s now{at_padding}"
+        )
+
+
+class Comparison:
+    """The outputs of a model on a sample before a change, to compare those after it with."""
+
+    def __init__(self, owner: Any, root: nn.Module, sample: Sample) -> None:
+        """
+        Args:
+            owner: what the user gave, which may have a tokenizer.
+            root: its module.
+            sample: texts, or inputs of the model; None for random tokens of its vocabulary.
+
+        Raises:
+            ValueError: for a module that has no model of Transformers inside, or texts without a tokenizer.
+        """
+        model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
+        if model is None:
+            raise ValueError(
+                "precision = 'int8' or 'auto', and a sample, are for a PreTrainedModel; "
+                f"{type(root).__name__} has none inside"
+            )
+        self.batch, self.source = _batch(owner, root, model, sample)
+        if getattr(model.config, "is_encoder_decoder", False) and not self.batch.keys() & {*DECODER_INPUTS}:
+            model = model.get_encoder()  # which is all that is changed
+        self.model = model
+        self.expected, self.seconds = self.timed(self.copy())
+
+    def copy(self) -> Any:
+        """A copy of the model as it is now, in evaluation mode, with the same weights."""
+        return shadow(self.model)
+
+    def timed(self, model: nn.Module) -> tuple[torch.Tensor, float]:
+        """The outputs, and the seconds of a second call: in the first, kernels are compiled and memory is new."""
+        self.outputs(model)
+        start = time.perf_counter()
+        return self.outputs(model), time.perf_counter() - start
+
+    @torch.no_grad()
+    def outputs(self, model: nn.Module) -> torch.Tensor:
+        """Logits (B, C), or states of all positions (B, L, C)."""
+        found = model(**self.batch)
+        values = found.values() if isinstance(found, Mapping) else [found] if torch.is_tensor(found) else found
+        out: torch.Tensor = next(each for each in values if torch.is_tensor(each) and each.dim() > 1)
+        return out
+
+    def agreement(self, model: nn.Module, in_float32: tuple[str, ...] = ()) -> Agreement:
+        """Of the outputs of a copy with those before."""
+        outputs, seconds = self.timed(model)
+        found, expected = outputs.double(), self.expected.double()
+        differences, padding = (found - expected).abs(), None
+        mask = self.batch.get("attention_mask")
+        if mask is not None and out_of_rows(mask, found):
+            real = mask.bool()[..., None]
+            largest = expected.where(real, 0.0).abs().max()
+            if not bool(real.all()):
+                padding = float(differences.where(~real, 0.0).max() / largest)
+            found, expected, differences = (each.where(real, 0.0) for each in (found, expected, differences))
+        cosines = nn.functional.cosine_similarity(_means(found), _means(expected), dim=-1)
+        return Agreement(
+            rows=len(cosines),
+            cosine=float(cosines.mean()),
+            least=float(cosines.min()),
+            largest=float(differences.max() / expected.abs().max()),
+            padding=padding,
+            decisions=_same_decisions(self.model, found, expected),
+            in_float32=in_float32,
+            source=self.source,
+            seconds=(self.seconds, seconds),
+        )
+
+
+def out_of_rows(mask: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether outputs are states (B, L, C) of the positions of a padding mask, (B, L)."""
+    return out.dim() == 3 and mask.shape == out.shape[:2]
+
+
+def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) -> tuple[dict[str, Any], str]:
+    """Inputs of the model, and what they are."""
+    if isinstance(sample, Mapping):
+        return {name: value for name, value in sample.items() if name != "labels"}, "the given inputs"
+    if sample is not None:
+        texts = [sample] if isinstance(sample, str) else list(sample)
+        if not texts:
+            raise ValueError("sample = []: give at least one text, or leave it out")
+        known = inspect.signature(model.forward).parameters
+        found = {name: each for name, each in _tokenized(owner, root, texts).items() if torch.is_tensor(each)}
+        return {name: each for name, each in found.items() if name in known or "kwargs" in known}, "the given texts"
+    generator = torch.Generator().manual_seed(0)
+    words = model.get_input_embeddings().weight.shape[0]
+    lengths = torch.randint(SHORTEST, LONGEST + 1, (ROWS,), generator=generator)
+    mask = (torch.arange(LONGEST) < lengths[:, None]).long()
+    tokens = torch.randint(words // 4, words, mask.shape, generator=generator)
+    padding = getattr(model.config, "pad_token_id", None) or 0
+    return {"input_ids": tokens.where(mask == 1, torch.tensor(padding)), "attention_mask": mask}, "random tokens"
+
+
+def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Mapping[str, Any]:
+    """What the tokenizer of a model makes of texts, wherever the model or what is around it has one."""
+    for holder in (owner, root):
+        processor = getattr(holder, "processor", None)
+        prepares = getattr(holder, "data_processor", None)  # of a GLiNER
+        places = ((holder, "tokenizer"), (processor, "tokenizer"), (prepares, "transformer_tokenizer"))
+        tokenizer = next(filter(None, (getattr(place, name, None) for place, name in places)), processor)
+        if callable(tokenizer):
+            most = getattr(root, "max_seq_length", None) or min(tokenizer.model_max_length, 512)
+            found: Mapping[str, Any] = tokenizer(
+                texts, padding=True, truncation=True, max_length=most, return_tensors="pt"
+            )
+            return found
+        if callable(tokenize := getattr(holder, "tokenize", None)) and isinstance(made := tokenize(texts), Mapping):
+            return made
+    raise ValueError(
+        f"sample has texts, and {type(owner).__name__} has no tokenizer; give the model's inputs instead: "
+        "tokenizer(texts, padding=True, return_tensors='pt')"
+    )
+
+
+def _means(out: torch.Tensor) -> torch.Tensor:
+    """(B, C): the logits of a row, or the sum of the states of its tokens, which has the direction of their mean."""
+    return out if out.dim() == 2 else out.sum(1)
+
+
+def _same_decisions(model: PreTrainedModel, found: torch.Tensor, expected: torch.Tensor) -> float | None:
+    """The share of rows with the same decision, for models that decide on rows."""
+    if "Classification" not in type(model).__name__ or "Token" in type(model).__name__:
+        return None
+    if found.shape[1] == 1:
+        return float(((found > 0) == (expected > 0)).double().mean())
+    return float((found.argmax(1) == expected.argmax(1)).double().mean())

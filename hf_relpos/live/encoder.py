@@ -1,0 +1,310 @@
+"""The forward of an optimized encoder: which calls are computed without their padding, and at which level.
+
+The class of the encoder is replaced by a subclass that is made of it. It has the name, module and signature of the
+class that it is made of, and copies and pickles are made by `_made`.
+"""
+
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..attention.tracing import has_contents, is_traced
+from ..attention.unpadding import UnpaddedBatch
+from ..host.live import collects_outputs
+from ..host.transformers import CACHE_NAMES
+from . import by_length, contract
+from .batch import MismatchError, running
+from .calls import CALLS
+from .foreign import foreign_part, transformers_class
+
+
+Level = Literal["contract", "own", "by length"]
+# Fewer padding tokens than these cost less than taking them out. See docs/results/benchmarks/cpu-encoder.md.
+FEWEST = 16
+SETUP = "_hf_relpos"  # the attribute that holds an encoder's `Setup`
+# Arguments that are tokens or embeddings, and those that make a call Transformers' own.
+TOKENS = ("input_ids", "inputs_embeds")
+OTHERS = (
+    *CACHE_NAMES,
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+    "cu_seq_lens_q",
+    "head_mask",
+    "is_causal",
+    "mems",
+    "perm_mask",
+    "target_mapping",
+    "input_mask",
+    "output_router_logits",
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the padding of an encoder is taken out.
+
+    Attributes:
+        level: of docs/live.md.
+        sides: where a row's padding may stand: "right", "left".
+        pads: ids of the padding token; a position is padding if its mask is 0 and it has one of them.
+        trusts_mask: whether the mask alone says what is padding.
+        positions: the position ids that the encoder is told where the caller gives none. "columns": those of a row's
+            columns; "counted": those of RoBERTa, which counts tokens from the one after the padding id on; None for
+            encoders that are not told.
+        returns_cache: whether it returns keys and values, or XLNet's memory, where it is not told to do without.
+        window: of local layers, whose rows of many windows are computed by window; None for none.
+        trained: where rotations depend on the length of the batch, that from which on; None where they do not.
+        trusted: classes and code of others that were inside when the level was checked.
+        fewest: padding tokens from which on they are taken out.
+        call_cost: of a call of the encoder, in tokens.
+        is_trial: whether hooks and other code of others are passed over.
+        difference: from Transformers at tokens, as a share of the largest value.
+    """
+
+    level: Level
+    sides: tuple[str, ...] = ("right", "left")
+    pads: tuple[int, ...] = ()
+    trusts_mask: bool = False
+    positions: str | None = "columns"
+    returns_cache: bool = False
+    window: int | None = None
+    trained: int | None = None
+    trusted: frozenset[Any] = frozenset()
+    fewest: int = FEWEST
+    call_cost: int = by_length.TOKENS_OF_A_CALL
+    is_trial: bool = False
+    difference: float = 0.0
+
+    def __deepcopy__(self, memo: Any) -> "Setup":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without code, of which there are no pickles."""
+        return {**vars(self), "trusted": frozenset(each for each in self.trusted if isinstance(each, type))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class UnpaddingForward:
+    """To be put before the class of an encoder by `optimized_class`."""
+
+    hf_relpos_stock: Any  # the class of the encoder
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """As the class of Transformers: else files are saved with other names."""
+        kind: Any = transformers_class(cls)
+        found: bool = kind.is_custom_code()
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        _, _, *rest = reduced
+        return (_made, (self.hf_relpos_stock,), *rest)
+
+
+def _made(stock: type) -> Any:
+    kind: Any = optimized_class(stock)
+    return kind.__new__(kind)
+
+
+@functools.cache
+def optimized_class(stock: Any) -> type[nn.Module]:
+    """The subclass of an encoder's class whose forward takes padding out."""
+
+    @functools.wraps(stock.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_traced():
+            return stock.forward(self, *args, **kwargs)
+        with CALLS.inside():
+            setup = vars(self).get(SETUP)
+            if setup is None:
+                return stock.forward(self, *args, **kwargs)
+            return run(self, stock.forward, setup, args, kwargs)
+
+    kind = transformers_class(stock)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    made: type[nn.Module] = type(
+        kind.__name__, (UnpaddingForward, stock), {**names, "hf_relpos_stock": stock, "forward": forward}
+    )
+    return made
+
+
+@functools.cache
+def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
+    """Names of a forward's arguments after the first, and whether it takes others by name."""
+    found = list(inspect.signature(forward).parameters.values())[1:]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found)
+    return tuple(each.name for each in found if each.kind in named), takes_others
+
+
+def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of an encoder, without its padding where nothing speaks against it."""
+    names, takes_others = parameters_of(forward)
+    if len(args) > len(names):
+        return forward(encoder, *args, **kwargs)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
+    if plan is None:
+        return forward(encoder, *args, **kwargs)
+    try:
+        return plan.call(encoder, forward, setup, given)
+    except MismatchError:
+        if setup.is_trial:  # or what is compared is Transformers with itself
+            raise
+        return forward(encoder, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call is computed without its padding.
+
+    Attributes:
+        real: (B, L), True for tokens.
+        by_token: names of the arguments (B or 1, L, …).
+        by_row: names of the arguments (B, …).
+        batch: the batch at the levels `contract` and `own`; None to compute it by length.
+        positions: (B or 1, L), where the encoder is told; None where it finds them itself.
+        as_tuple: whether the caller wants a tuple of an encoder that would return one.
+    """
+
+    real: torch.Tensor
+    by_token: tuple[str, ...]
+    by_row: tuple[str, ...]
+    batch: UnpaddedBatch | None
+    positions: torch.Tensor | None
+    as_tuple: bool
+
+    def call(self, encoder: Any, forward: Any, setup: Setup, given: dict[str, Any]) -> Any:
+        """The outputs of the encoder; states of padding are zeros."""
+        given = given | {"return_dict": True} if self.as_tuple else dict(given)
+        if self.batch is not None and setup.level == "own":
+            with running(self.batch):
+                outputs = forward(encoder, **given)
+        else:
+            by_token = self.by_token
+            if self.positions is not None:
+                given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
+            rows = self.real.shape[0]
+            given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
+            if self.batch is not None:
+                outputs = contract.call(encoder, forward, given, by_token, self.batch)
+            else:
+                parts = by_length.parts_of(self.real, setup.call_cost)
+                bound = functools.partial(forward, encoder)
+                outputs = by_length.call(bound, given, by_token, self.by_row, self.real, parts)
+        return outputs.to_tuple() if self.as_tuple and hasattr(outputs, "to_tuple") else outputs
+
+
+def plan_of(
+    encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str, Any], takes_return_dict: bool = True
+) -> Plan | None:
+    """How a call is computed without its padding; None for Transformers' own forward."""
+    tokens = next((given[name] for name in TOKENS if given.get(name) is not None), None)
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2 or not has_contents(tokens):
+        return None
+    config: Any = getattr(encoder, "config", None)
+
+    def wanted(name: str, field: str = "") -> Any:
+        value = given.get(name)
+        return getattr(config, field or name, False) if value is None else value
+
+    batch, length = tokens.shape[:2]
+    mask = given.get("attention_mask")
+    is_long = setup.window is not None and length >= contract.MANY_WINDOWS * setup.window
+    if mask is None and is_long:
+        real = torch.ones(batch, length, dtype=torch.bool)
+    elif isinstance(mask, torch.Tensor) and mask.shape == (batch, length) and has_contents(mask):
+        real = mask != 0
+        if mask.is_floating_point() and not bool((mask[real] == 1).all()):  # XLNet reads other numbers otherwise
+            return None
+    else:
+        return None
+    if batch * length - int(real.sum()) < setup.fewest and not is_long:
+        return None
+    memory = f"use_mems_{'train' if encoder.training else 'eval'}"
+    if (
+        any(given.get(name) is not None for name in OTHERS)
+        or wanted("output_attentions")
+        or getattr(config, "chunk_size_feed_forward", 0)
+        or (setup.returns_cache and wanted("use_cache"))
+        or ("use_mems" in names and wanted("use_mems", memory))
+        or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
+        or collects_outputs()
+        or not is_padding(setup, given.get("input_ids"), real)
+    ):
+        return None
+    by_token, by_row = _by_shape(given, batch, length)
+    sides = _sides_of(real)
+    if by_token is None or sides is None or not sides <= set(setup.sides):
+        return None
+    if not setup.is_trial and foreign_part(encoder, setup.trusted) is not None:
+        return None
+    found = None
+    by_parts = setup.level == "by length" or by_row or wanted("output_hidden_states") or (batch == 1 and not is_long)
+    if not by_parts and (setup.level == "own" or config._attn_implementation == contract.NAME):
+        found = UnpaddedBatch.of(real, slice(0), 0.0)
+    if found is None and not sides:
+        return None
+    positions = None
+    if "position_ids" in names and given.get("position_ids") is None:
+        if setup.positions is not None:
+            positions = _positions(setup, given, real)
+        elif setup.level == "own" and found is None and "left" in sides:
+            return None  # without columns on the left it would count positions from another one
+    asked = given.get("return_dict")
+    asked = getattr(config, "return_dict", True) if asked is None else asked
+    as_tuple = takes_return_dict and asked is False
+    return Plan(real, by_token, by_row, found, positions, as_tuple)
+
+
+def is_padding(setup: Setup, ids: torch.Tensor | None, real: torch.Tensor) -> bool:
+    """Whether positions that the mask hides are padding that nobody reads."""
+    if setup.trusts_mask:
+        return True
+    if ids is None or ids.shape != real.shape:
+        return False
+    hidden = ids[~real]
+    return bool(torch.isin(hidden, torch.tensor(setup.pads, dtype=hidden.dtype)).all())
+
+
+def _by_shape(given: dict[str, Any], batch: int, length: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Names of the arguments with entries for tokens, and for rows; None where some are not understood."""
+    by_token, by_row = [], []
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            if value.dim() > 1 and value.shape[0] in (1, batch) and value.shape[1] == length:
+                by_token.append(name)
+            elif value.shape[0] == batch and batch != length and name != "position_ids":
+                by_row.append(name)
+            else:
+                return None, ()
+        elif not isinstance(value, torch.Tensor | bool | int | float | str | None):
+            return None, ()
+    return tuple(by_token), tuple(by_row)
+
+
+def _sides_of(real: torch.Tensor) -> set[str] | None:
+    """Where padding stands before or after a row's tokens; None for rows without a token."""
+    if not bool(real.any(1).all()):
+        return None
+    sides = {"left"} if not bool(real[:, 0].all()) else set()
+    return sides if bool(real[:, -1].all()) else sides | {"right"}
+
+
+def _positions(setup: Setup, given: dict[str, Any], real: torch.Tensor) -> torch.Tensor:
+    """Position ids, (B or 1, L), as the encoder finds them in a padded batch."""
+    columns = torch.arange(real.shape[1])[None]
+    if setup.positions == "columns":
+        return columns
+    pad = setup.pads[0]
+    if given.get("input_ids") is None:
+        return columns + pad + 1
+    is_counted = (given["input_ids"] != pad).long()
+    return is_counted.cumsum(1) * is_counted + pad

@@ -1,0 +1,128 @@
+"""Find modules inside objects of other libraries, and encoders inside modules."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..models.modeling_relpos_bert import RelPosBertModel
+from .encoder import TOKENS, parameters_of
+
+
+DEPTH = 3  # attributes of attributes of attributes
+MOST_ITEMS = 1000  # of a list or dict that are looked at
+ATOMS = (str, bytes, int, float, bool, type, FunctionType, MethodType, ModuleType, torch.Tensor, type(None))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A module.
+
+    Attributes:
+        path: its place in the object that was given, "" for that object itself.
+        module: the module.
+        owner: the object that holds it, which may have a tokenizer.
+    """
+
+    path: str
+    module: nn.Module
+    owner: Any
+
+
+def modules_of(anything: Any, caller: str) -> list[Found]:
+    """Modules in an object: itself, or in its attributes and items to a depth of three.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    if isinstance(anything, nn.Module):
+        return [Found("", anything, anything)]
+    found: list[Found] = []
+    seen = {id(anything)}
+    level = [("", anything)]
+    for _ in range(DEPTH):
+        inner = []
+        for path, holder in level:
+            for name, value in _contents(holder):
+                if isinstance(value, ATOMS) or id(value) in seen:
+                    continue
+                seen.add(id(value))
+                place = f"{path}.{name}" if path else name
+                if isinstance(value, nn.Module):
+                    found.append(Found(place, value, holder))
+                else:
+                    inner.append((place, value))
+        level = inner
+    inside = {id(part) for each in found for part in each.module.modules() if part is not each.module}
+    found = [each for each in found if id(each.module) not in inside]
+    if not found:
+        raise TypeError(
+            f"{caller} takes a torch.nn.Module, or an object that holds one; a {type(anything).__name__} has none in "
+            f"its attributes to a depth of {DEPTH}. Give the model inside it"
+        )
+    return found
+
+
+def _contents(holder: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes, or items, of an object by name; properties are not called."""
+    if isinstance(holder, Mapping):
+        yield from ((str(key), value) for key, value in list(holder.items())[:MOST_ITEMS])
+    elif isinstance(holder, list | tuple | set | frozenset):
+        yield from ((str(index), value) for index, value in enumerate(list(holder)[:MOST_ITEMS]))
+    else:
+        yield from list(getattr(holder, "__dict__", {}).items())
+        yield from list((getattr(holder, "__pydantic_private__", None) or {}).items())
+        for kind in type(holder).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if not name.startswith("__") and hasattr(holder, name):
+                    yield name, getattr(holder, name)
+
+
+def encoders_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The innermost modules that map tokens and a mask to states, with their names: models of Transformers, or `root`.
+
+    Decoders that attend to an encoder are not among them.
+    """
+    seen: set[int] = set()
+
+    def inside(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        if isinstance(module, RelPosBertModel):
+            yield name, module
+            return
+        found: list[tuple[str, nn.Module]] = []
+        for child, part in module.named_children():
+            found += inside(f"{name}.{child}" if name else child, part)
+        if found:
+            yield from found
+        elif (module is root or isinstance(module, PreTrainedModel)) and takes_tokens(module):
+            yield name, module
+
+    yield from inside("", root)
+
+
+def takes_tokens(module: Any) -> bool:
+    """Whether a module has the forward of an encoder, and is no decoder of an encoder's states."""
+    names, _ = parameters_of(type(module).forward)
+    config = getattr(module, "config", None)
+    if "attention_mask" not in names or not any(name in names for name in TOKENS) or "labels" in names:
+        return False
+    reads_encoder = getattr(config, "is_decoder", False) and getattr(config, "add_cross_attention", False)
+    return not (reads_encoder or getattr(module, "is_decoder", False) or "Decoder" in type(module).__name__)
+
+
+def tokenizer_of(owner: Any, root: Any) -> Any:
+    """The tokenizer that came with a model; None if there is none."""
+    for holder in (owner, root):
+        for name in ("tokenizer", "processing_class", "_tokenizer"):
+            found = getattr(holder, name, None)
+            if found is not None:
+                return getattr(found, "tokenizer", found)
+    return None

@@ -1,0 +1,190 @@
+"""Find code of others in an encoder, in every call: hooks, replaced forwards, modules that were put in.
+
+Between its first and its last layer an encoder's states may have no padding, and its positions may be by offset. Code
+of others expects neither, and it may come and go after `optimize`.
+"""
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..host.torch import hooks_of_all_modules
+from ..host.transformers import ALL_ATTENTION_FUNCTIONS
+
+
+OURS = __name__.partition(".")[0]
+# Packages whose functions may be in a class.
+PACKAGES = (OURS, "apex", "bitsandbytes", "peft", "torch", "torchao", "transformers")
+# Modules whose hooks may see states without padding: those that collect outputs where a caller asks, and those that
+# make embeddings require gradients, for gradient checkpointing.
+UNAWARE = ("transformers.utils.output_capturing", "transformers.modeling_utils", "peft.peft_model")
+# Classes that treat each token by itself, and so may be put in later, by file and name; without names all of a file.
+BY_TOKEN: dict[str, tuple[str, ...]] = {
+    OURS: (),
+    "apex.normalization": (),
+    "bitsandbytes": (),
+    "peft": (),
+    "torch.ao.nn.quantized": ("Linear", "LinearPackedParams"),
+    "torch.nn.modules.activation": (),
+    "torch.nn.modules.container": (),
+    "torch.nn.modules.dropout": ("AlphaDropout", "Dropout"),
+    "torch.nn.modules.linear": ("Identity", "Linear", "NonDynamicallyQuantizableLinear"),
+    "torch.nn.modules.normalization": ("LayerNorm", "RMSNorm"),
+    "torch.nn.modules.sparse": ("Embedding",),
+    "torchao": (),
+    "transformers.activations": (),
+    "transformers.pytorch_utils": ("Conv1D",),
+}
+NEIGHBOURS = ("GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d", "Softmin")
+# Attributes of an instance that stand for methods of its class; and those that may hold functions of others.
+REPLACED = frozenset(("forward", "_call_impl", "_compiled_call_impl"))
+FUNCTIONS = frozenset(("act", "activation", "activation_function", "intermediate_act_fn"))
+
+# Classes that were looked at, with the forward that they had then and whether all of their code is of `PACKAGES`.
+_classes: dict[type, tuple[Any, bool]] = {}
+
+
+def is_known_code(value: Any) -> bool:
+    """Whether what a class has by some name is no function, or one of `PACKAGES`, below all decorators."""
+    function = getattr(value, "__func__", getattr(value, "fget", value))  # of a static or class method, or a property
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not callable(function) or isinstance(function, type):
+        return True
+    if isinstance(function, BuiltinFunctionType):
+        return True
+    while isinstance(function, FunctionType):
+        # `__module__` is what decorators copy
+        package, *inner = function.__globals__.get("__name__", "").split(".")
+        if package not in PACKAGES or inner[:1] == ["_dynamo"]:
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return function is None
+
+
+def is_known_class(kind: Any) -> bool:
+    """Whether a class has its code of `PACKAGES`, and the forward that it had when it was first seen."""
+    found = _classes.get(kind)
+    if found is None:
+        bases = itertools.takewhile(lambda base: base not in (nn.Module, PreTrainedModel), kind.__mro__)
+        contents = (item for base in bases for item in vars(base).items())
+        is_known = all(name == "__init__" or is_known_code(value) for name, value in contents)
+        found = _classes[kind] = (kind.forward, is_known)
+    return found[1] and kind.forward is found[0]
+
+
+def is_by_token(kind: type) -> bool:
+    """Whether a class is known to treat each token by itself."""
+    file, name = kind.__module__, kind.__name__
+    for place, names in BY_TOKEN.items():
+        if f"{file}.".startswith(f"{place}.") and (name in names if names else name not in NEIGHBOURS):
+            return True
+    return False
+
+
+def stock_class(kind: Any) -> type:
+    """The class that one of this package's was made of; any other class as it is."""
+    found: type = vars(kind).get("hf_relpos_stock", kind)
+    return found
+
+
+def modules_in(root: nn.Module) -> Iterator[nn.Module]:
+    """A module and all of its parts, faster than `root.modules()`."""
+    parts = [root]
+    while parts:
+        part = parts.pop()
+        yield part
+        parts += [each for each in part._modules.values() if each is not None]
+
+
+def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
+    """The classes of Transformers and PyTorch inside a module; and what others have put in: classes, and code."""
+    known: set[type] = set()
+    foreign: set[Any] = set()
+    for part in modules_in(root):
+        kind = stock_class(type(part))
+        is_stock = kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
+        (known if is_stock else foreign).add(kind)
+        foreign.update(code for _, code in _replaced(part))
+    return frozenset(known), frozenset(foreign)
+
+
+def _replaced(part: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names of an instance that hold functions of others in place of its class's, with their code."""
+    own = vars(part)
+    for name in REPLACED & own.keys():
+        if own[name] is not None:
+            yield name, _code_of(own[name])
+    for name in FUNCTIONS & own.keys():
+        if not is_known_code(own[name]):
+            yield name, _code_of(own[name])
+
+
+def _code_of(function: Any) -> Any:
+    """What copies of a function share."""
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
+
+
+def is_watched(part: nn.Module) -> bool:
+    """Whether hooks read the states of a module; those of Transformers read only where a caller asks for them."""
+    if part._backward_hooks or part._backward_pre_hooks:
+        return True
+    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    return any(getattr(hook, "__globals__", {}).get("__name__") not in UNAWARE for hook in hooks)
+
+
+def foreign_part(root: nn.Module, trusted: frozenset[Any] | None = None) -> nn.Module | None:
+    """The first part of a module with hooks, or with code that is not trusted; None if there is none.
+
+    Hooks of the module itself do not count: they see its inputs and outputs alone.
+
+    Args:
+        trusted: classes, and code of replaced forwards, that were there when the module was checked. None: those of
+            `PACKAGES`.
+    """
+    if hooks_of_all_modules():
+        return root
+    kinds: set[Any] = set()
+    for part in modules_in(root):
+        kind: Any = stock_class(type(part))
+        if kind not in kinds:
+            if trusted is None:
+                is_trusted = kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
+            else:
+                is_trusted = kind in trusted or (is_by_token(kind) and is_known_class(kind))
+            if not is_trusted or (kind in _classes and kind.forward is not _classes[kind][0]):
+                return part
+            kinds.add(kind)
+        own = vars(part)
+        if not (REPLACED.isdisjoint(own) and FUNCTIONS.isdisjoint(own)):
+            if any(code not in (trusted or ()) for _, code in _replaced(part)):
+                return part
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            if part is not root and is_watched(part):
+                return part
+    return None
+
+
+def is_stock(module: nn.Module) -> bool:
+    """Whether a module computes what its class did when it was defined, so that ours may do it instead."""
+    if is_watched(module) or foreign_part(module) is not None:
+        return False
+    file = sys.modules[transformers_class(type(module)).__module__]
+    functions: Any = getattr(file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+    if functions is not ALL_ATTENTION_FUNCTIONS:
+        return False
+    found = (getattr(file, "eager_attention_forward", None), functions.get("eager"), functions.get("sdpa"))
+    return all(is_known_code(each) for each in found)
+
+
+def transformers_class(kind: type) -> type:
+    """The first base of a class that is not of this package."""
+    bases = (stock_class(base) for base in kind.__mro__ if issubclass(base, nn.Module))
+    return next(base for base in bases if base.__module__.partition(".")[0] != OURS)

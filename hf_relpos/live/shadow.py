@@ -1,0 +1,44 @@
+"""Copies of models to measure on, which other threads and the model itself see nothing of."""
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from .foreign import is_watched
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def shadow(root: nn.Module) -> Any:
+    """A copy of a module in evaluation that shares its parameters, with buffers and configurations of its own."""
+    modules: dict[int, nn.Module] = {}
+    configs: dict[int, Any] = {}
+    buffers: dict[int, Any] = {}
+
+    def copied(module: nn.Module) -> nn.Module:
+        found = modules.get(id(module))
+        if found is not None:
+            return found
+        made = modules[id(module)] = object.__new__(type(module))
+        own = vars(made)
+        own.update(vars(module))
+        for name in ("_parameters", "_non_persistent_buffers_set", *(name for name in own if name.endswith("_hooks"))):
+            if name in own:
+                own[name] = copy.copy(own[name])
+        own["_buffers"] = {
+            name: buffers.setdefault(id(each), each if each is None else each.clone())
+            for name, each in module._buffers.items()
+        }
+        own["_modules"] = {
+            name: each if each is None else copied(each) for name, each in list(module._modules.items())
+        }
+        if is_watched(module):  # hooks of others are not called
+            own |= {name: type(own[name])() for name in HOOKS}
+        own["training"] = False
+        if "config" in own and hasattr(own["config"], "_attn_implementation"):
+            own["config"] = configs.setdefault(id(own["config"]), copy.copy(own["config"]))
+        return made
+
+    return copied(root)

@@ -1,0 +1,185 @@
+"""`check_loaded` on models that a load has left wrong in five ways, and on sound ones."""
+
+import json
+import time
+
+import pytest
+import torch
+import transformers
+from errors import raises
+from oracles import tiny_model
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, PreTrainedConfig, PreTrainedModel
+
+import hf_relpos
+from hf_relpos import RelPosBertModel, check_loaded
+
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 50,
+}
+
+
+class BrokenConfig(PreTrainedConfig):
+    model_type = "broken_by_a_test"
+    way: str = ""
+
+
+class Layer(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.dense, self.scale = nn.Linear(8, 8), nn.Parameter(torch.full((8,), 2.0))
+        if way in ("buffer", "overwritten"):
+            self.register_buffer("table", torch.arange(8.0), persistent=False)
+        if way == "persistent":
+            self.register_buffer("table", torch.arange(8.0))
+        if way == "attribute":
+            self.table = torch.arange(8.0)
+        if way == "random":
+            self.expert = nn.Linear(8, 8)
+
+
+class Broken(PreTrainedModel):
+    """A model that a load by Transformers 5 leaves wrong in one way."""
+
+    config_class = BrokenConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layers = nn.ModuleList(Layer(config.way) for _ in range(2))
+        self.post_init()
+
+    def _init_weights(self, module):
+        if self.config.way == "overwritten" and isinstance(module, Layer):
+            module.scale.data.fill_(1.0)  # does not ask whether it was loaded
+
+
+WAYS = {
+    # way: tensors without a place in the file, tensors that are found, words of cause and remedy
+    "buffer": ((), "table", ("uninitialised", "fill_buffers(model)")),
+    "attribute": ((), "table", ("uninitialised", "fill_buffers(model)")),
+    "persistent": (("table",), "table", ("uninitialised", "fill_buffers(model)")),
+    "overwritten": ((), "scale", ("_init_weights", "check_loaded(model, mend=True)")),
+    "random": (("expert",), "expert", ("started at random", "in no file")),
+}
+
+
+def saved(folder, way, left_out=()):
+    torch.manual_seed(0)
+    model = Broken(BrokenConfig(way=way))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    kept = {name: value for name, value in model.state_dict().items() if not any(each in name for each in left_out)}
+    model.save_pretrained(folder, state_dict=kept)
+    return model
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_check_loaded_names_cause_and_remedy(way, tmp_path, monkeypatch):
+    allocate = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: t if (t := allocate(*a, **k)).is_meta else t.fill_(7))
+    left_out, named, words = WAYS[way]
+    before = saved(tmp_path, way, left_out)
+    model = Broken.from_pretrained(tmp_path)
+    found = check_loaded(model)
+    wrong = {name: str(each) for name, each in found.items() if named in name}
+    assert len(wrong) == (4 if way == "random" else 2)
+    assert all(word in text for text in wrong.values() for word in words)
+    if way == "overwritten":
+        assert {name for name in found if name.endswith("table")} and torch.all(model.layers[0].scale == 1)
+    else:
+        assert wrong.keys() == found.keys()
+    left = check_loaded(model, mend=True)
+    assert set(left) == ({name for name in wrong} if way == "random" else set())
+    assert check_loaded(model) == left
+    if way != "random":
+        assert all(torch.equal(now, value) for now, value in zip(model.parameters(), before.parameters(), strict=True))
+        assert all(torch.equal(layer.table, torch.arange(8.0)) for layer in model.layers if hasattr(layer, "table"))
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"dtype": torch.float64}], ids=str)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "deberta-v2", "modernbert", "nomic_bert", "esm"])
+def test_check_loaded_sound_models(kind, options, tmp_path):
+    """Tied weights, shards, tensors that the loader renames and splits, other dtypes."""
+    config = transformers.AutoConfig.for_model(
+        kind, **SIZES, pad_token_id=0, mask_token_id=4, max_position_embeddings=64
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForMaskedLM.from_config(config)
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, **options)
+    assert check_loaded(loaded) == {} == check_loaded(loaded.half())
+    parameter = next(p for name, p in loaded.named_parameters() if p.dim() == 2)
+    parameter.data[0, 0] += 1
+    assert [each.cause for each in check_loaded(loaded).values()] == ["changed since it was loaded"]
+
+
+def test_check_loaded_renamed_keys(tmp_path):
+    """A file of TensorFlow's names without the head's prefix, a tied head; a file of another name."""
+    model = BertForMaskedLM(BertConfig(**SIZES))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {n.replace("LayerNorm.weight", "LayerNorm.gamma"): t for n, t in tensors.items()}
+    tensors = {n.replace("LayerNorm.bias", "LayerNorm.beta"): t for n, t in tensors.items()}
+    save_file({**tensors, "bert.embeddings.position_ids": torch.arange(9)[None]}, tmp_path / "model.safetensors")
+    loaded = BertForMaskedLM.from_pretrained(tmp_path)
+    assert check_loaded(loaded) == {}
+    body = AutoModel.from_pretrained(tmp_path)
+    assert set(check_loaded(body)) == {"pooler.dense.weight", "pooler.dense.bias"}
+    with raises(ValueError, "nowhere", "source"):
+        check_loaded(loaded, "nowhere/at-all")
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    assert check_loaded(loaded, tmp_path / "other.safetensors") == {}
+    with raises(ValueError, str(tmp_path), "source"):
+        check_loaded(loaded)
+    with raises(ValueError, "BertModel", "source"):
+        check_loaded(BertModel(BertConfig(**SIZES)))
+
+
+def test_check_loaded_what_has_no_place(tmp_path):
+    """Experts in the file, and a class without: nomic-embed-text-v2-moe. Layers that the configuration lacks."""
+    sizes = {**SIZES, "pad_token_id": 0, "max_position_embeddings": 64}
+    model = AutoModel.from_config(transformers.NomicBertConfig(**sizes))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    expert = "encoder.layers.1.mlp.experts.mlp.w1"
+    tensors = {name: value for name, value in tensors.items() if "layers.1.mlp" not in name}
+    save_file({**tensors, expert: torch.ones(8, 8)}, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    auto_map = {"AutoModel": "someone/code--modeling.NomicBertModel"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
+    loaded = transformers.NomicBertModel.from_pretrained(tmp_path)
+    found = check_loaded(loaded)
+    assert len(found) == 4 and expert in str(found["layers.1.mlp.up_proj.weight"])
+    assert all("trust_remote_code=True" in each.remedy for each in found.values())
+    shorter = transformers.NomicBertModel.from_pretrained(tmp_path, num_hidden_layers=1)
+    assert (
+        set(check_loaded(shorter)) == {name for name in check_loaded(shorter) if name.startswith("layers.1.")} != set()
+    )
+
+
+def test_check_loaded_own_models(tmp_path):
+    tiny_model(RelPosBertModel, "t5").save_pretrained(tmp_path / "own")
+    own = AutoModel.from_pretrained(tmp_path / "own")
+    assert check_loaded(own) == {}
+    model = transformers.RoFormerModel(transformers.RoFormerConfig(**SIZES, embedding_size=32))
+    model.save_pretrained(tmp_path / "other")
+    ours = RelPosBertModel.from_pretrained(tmp_path / "other")
+    assert {name for name in check_loaded(ours) if "pooler" not in name} == set()
+    ours.encoder.layer[0].output.dense.weight.data.zero_()
+    assert "encoder.layer.0.output.dense.weight" in check_loaded(ours)
+
+
+@pytest.mark.slow
+def test_check_loaded_takes_no_second_copy_and_little_time(tmp_path):
+    BertModel(BertConfig(vocab_size=30522)).save_pretrained(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path)
+    start = time.process_time()
+    assert hf_relpos.check_loaded(model) == {}
+    assert time.process_time() - start < 2

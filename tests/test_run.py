@@ -1,0 +1,327 @@
+"""`hf-relpos run`, `HF_RELPOS_OPTIMIZE` and what they wrap: programs that do not know of this package."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from launching import free_port, run_code
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+    pipeline,
+)
+from typer.testing import CliRunner
+from wording import TEXTS, VOCABULARY, tokenizer
+
+from hf_relpos import optimize
+from hf_relpos.autoload import Autoload, start
+from hf_relpos.cli import app
+from hf_relpos.cli.run import Padding, Precision
+from hf_relpos.live.levels import PADDINGS
+from hf_relpos.live.optimize import PRECISIONS
+
+
+RUN = (sys.executable, "-m", "hf_relpos", "run")
+SIZES = dict(vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+SIZES |= dict(intermediate_size=24, max_position_embeddings=64, initializer_range=0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random classifier with a tokenizer, which loads as an encoder, too."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(**SIZES, num_labels=1)).save_pretrained(folder)
+    tokenizer(folder).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def autoload():
+    handle = Autoload()
+    yield handle
+    handle.undo()
+
+
+def lines_of(capsys) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-relpos")]
+
+
+def run(*command: object, status: int = 0, options: tuple[str, ...] = (), **settings) -> subprocess.CompletedProcess:
+    """A command below `hf-relpos run`."""
+    words = [*RUN, *options, "--", *map(str, command)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120, **settings)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+# The wrapper ---------------------------------------------------------------------------------------------------------
+
+
+def test_autoload_optimizes_each_model_once(autoload, folder, capsys):
+    model = AutoModel.from_pretrained(folder)
+    (line,) = lines_of(capsys)
+    for words in (f"BertModel of {folder}", "(level contract", "padding on the right is taken out", "linear layers"):
+        assert words in line
+    classify = pipeline("text-classification", folder, device="cpu")
+    head, _ = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert [line.split()[1] for line in lines_of(capsys)] == ["BertForSequenceClassification"] * 2
+    autoload.undo()
+    assert "from_pretrained" in vars(PreTrainedModel) and not hasattr(PreTrainedModel.from_pretrained, "__wrapped__")
+    inputs = tokenizer(Path(folder))(TEXTS, padding=True, return_tensors="pt")
+    stock, real = AutoModelForSequenceClassification.from_pretrained(folder), inputs["attention_mask"] == 1
+    assert not lines_of(capsys)
+    with torch.no_grad():
+        logits = stock(**inputs).logits
+        assert (head(**inputs).logits - logits).abs().max() < 1e-5
+        assert (classify.model(**inputs).logits - logits).abs().max() < 1e-5
+        assert (model(**inputs)[0] - stock.bert(**inputs)[0])[real].abs().max() < 1e-5
+
+
+@pytest.mark.ecosystem
+def test_autoload_of_sentence_transformers(autoload, folder, capsys):
+    """The outer object is optimized: another module of it may read padding, and CrossEncoder asks for `nn.Linear`."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules as models
+
+    sentences = SentenceTransformer(folder, device="cpu")
+    pairs = [(TEXTS[0], text) for text in TEXTS]
+    reranker = CrossEncoder(folder, device="cpu")
+    lines = lines_of(capsys)
+    assert [line.split()[1] for line in lines] == ["SentenceTransformer", "CrossEncoder"]
+    assert all("(BertModel): padding on the right is taken out" in line for line in lines)
+    words = models.Transformer(folder)  # an encoder by itself, then around it modules of the program
+    convolution = models.CNN(words.get_embedding_dimension(), out_channels=8)
+    SentenceTransformer(modules=[words, convolution, models.Pooling(24)], device="cpu").save(f"{folder}/convolved")
+    lines_of(capsys)
+    convolved = SentenceTransformer(f"{folder}/convolved", device="cpu")
+    assert "reads states at padding" in lines_of(capsys)[0]
+    found = sentences.encode(TEXTS), convolved.encode(TEXTS), reranker.predict(pairs)
+    autoload.undo()
+    stock = [SentenceTransformer(each, device="cpu").encode(TEXTS) for each in (folder, f"{folder}/convolved")]
+    for ours, theirs in zip(found, (*stock, CrossEncoder(folder, device="cpu").predict(pairs)), strict=True):
+        assert abs(ours - theirs).max() < 1e-5
+    assert not lines_of(capsys)
+
+
+def test_autoload_waits_for_the_outermost_load(autoload, folder, capsys):
+    class Outer(BertModel):
+        @classmethod
+        def from_pretrained(cls, *args, **kwargs):
+            return super().from_pretrained(*args, **kwargs)
+
+        def __init__(self, config):
+            with torch.device("cpu"):
+                super().__init__(config)
+                self.inner = transformers.BertModel.from_pretrained(folder)
+            assert not lines_of(capsys)
+
+    Outer.from_pretrained(folder)
+    (line,) = lines_of(capsys)
+    assert line.startswith(f"hf-relpos: Outer of {folder}")
+    with pytest.raises(OSError):
+        BertModel.from_pretrained(f"{folder}/nothing")
+    assert not lines_of(capsys)
+    AutoModel.from_pretrained(folder)
+    assert len(lines_of(capsys)) == 1
+
+
+def test_autoload_after_an_error_of_optimize(autoload, folder, capsys, monkeypatch):
+    """Also one that begins when a part of the model is changed already."""
+    monkeypatch.setattr(sys.modules[optimize.__module__], "_change_products", lambda *args: 1 / 0)
+    model = AutoModel.from_pretrained(folder)
+    (line,) = lines_of(capsys)
+    assert "left as it is (ZeroDivisionError: division by zero)" in line
+    assert {type(each).__module__.partition(".")[0] for each in model.modules()} <= {"torch", "transformers"}
+    assert type(model) is BertModel and not vars(model).get("_hf_relpos")
+
+
+# Programs ------------------------------------------------------------------------------------------------------------
+
+
+def test_run_options_are_those_of_optimize():
+    assert (*Precision,) == PRECISIONS and (*Padding,) == PADDINGS
+    for arguments in (["--precision", "int4", "--", "true"], ["--", "no-such-program"], ["--"]):
+        assert CliRunner().invoke(app, ["run", *arguments]).exit_code == 2
+
+
+def test_run_fails_as_the_program(tmp_path):
+    """The same exit codes, output and traceback, by a file, a module and a signal."""
+    script = tmp_path / "failing.py"
+    script.write_text("import os, sys\nprint(sys.argv, sys.path)\nsys.argv[1:] and sys.exit(int(sys.argv[1]))\n1 / 0")
+    for command in ((script,), (script, "3", "--help"), ("-c", "import os; os.kill(os.getpid(), 15)"), ("-m", "no")):
+        command = (sys.executable, *map(str, command))
+        alone = subprocess.run(command, capture_output=True, text=True, check=False)
+        below = run(*command, status=alone.returncode)
+        assert alone.returncode and (below.stdout, below.stderr) == (alone.stdout, alone.stderr)
+
+
+def test_run_keeps_the_program_its_sitecustomize(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = __name__, __file__")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    }
+    code = "import sys, sitecustomize; print(sys.mine, sitecustomize.__file__, 'hf_relpos' in sys.modules)"
+    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    file = str(tmp_path / "sitecustomize.py")
+    for program in (code, inner):
+        done = run(sys.executable, "-c", program, env=environment)
+        assert done.stdout.strip() == f"{('sitecustomize', file)} {file} True" and not done.stderr
+    for isolated in ("-E", "-I"):
+        assert run(sys.executable, isolated, "-c", "import sys; print(sys.flags)").stderr == ""
+
+
+FORKS = """
+import os, sys, torch
+from transformers import AutoModel, AutoTokenizer
+
+torch.manual_seed(0)
+model, tokenizer = AutoModel.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+number = torch.rand(1).item()
+child = os.fork()
+inputs = tokenizer(["the cat sat on the big house ."] + ["a dog"] * 31, padding=True, return_tensors="pt")
+with torch.no_grad():
+    states = model(**inputs)[0]
+print(number, states[:, 0].double().sum().item(), states[-1, -1].abs().sum().item() > 0, flush=True)
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.ecosystem
+def test_run_and_a_process_that_forks(folder, tmp_path):
+    """With several threads, which the parent must not have started; random numbers are those of the program."""
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    (tmp_path / "forks.py").write_text(FORKS)
+    command = (sys.executable, str(tmp_path / "forks.py"), folder)
+    alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    below = run(*command, env=environment)
+    assert below.stderr.count("(level contract") == 1
+    (number, total, at_padding), *others = [line.split() for line in alone.stdout.splitlines()]
+    assert others == [[number, total, at_padding]] and at_padding == "True"
+    found = [line.split() for line in below.stdout.splitlines()]
+    assert len(found) == 2 and all(each[::2] == [number, "False"] for each in found)
+    assert all(abs(float(each[1]) - float(total)) < 1e-3 for each in found)
+
+
+@pytest.mark.ecosystem
+def test_environment_variable_optimizes_what_is_loaded(folder):
+    code = "import sys, hf_relpos; from transformers import BertModel; BertModel.from_pretrained(sys.argv[1])"
+    done = run_code(code, folder, env=os.environ | {"HF_RELPOS_OPTIMIZE": "bfloat16"})
+    assert re.search("^hf-relpos: BertModel of .* layers in bfloat16$", done.stderr, re.MULTILINE)
+
+
+def test_environment_variable_values(folder, capsys, monkeypatch):
+    for value, said in (("1", "linear layers in float32"), ("int4", "left as it is (ValueError: precision = 'int4'")):
+        monkeypatch.setenv("HF_RELPOS_OPTIMIZE", value)
+        handle = start()
+        AutoModel.from_pretrained(folder)
+        handle.undo()
+        assert said in lines_of(capsys)[0]
+    code = "import sys, hf_relpos; sys.exit('hf_relpos.autoload' in sys.modules)"
+    for value in ("", "0"):
+        run_code(code, env=os.environ | {"HF_RELPOS_OPTIMIZE": value})
+
+
+SERVER = """
+import json
+import os
+from sentence_transformers import SentenceTransformer
+
+encoder = SentenceTransformer(os.environ["FOLDER"], device="cpu")
+
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        return await send({"type": "lifespan.shutdown.complete"})
+    body = repr(float(abs(encoder.encode(["the cat sat ."] * 3)).sum())).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+"""
+
+
+@pytest.mark.ecosystem
+def test_run_a_server_that_is_terminated(folder, tmp_path):
+    (tmp_path / "server.py").write_text(SERVER)
+    port = free_port()
+    command = [
+        *RUN,
+        "--precision",
+        "bfloat16",
+        "--",
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "server:app",
+        "--port",
+        str(port),
+    ]
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"FOLDER": folder}, cwd=tmp_path)
+    try:
+        until = time.monotonic() + 90
+        while "running on http" not in log.read_text():
+            assert time.monotonic() < until and server.poll() is None, log.read_text()
+            time.sleep(0.1)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+            assert float(answer.read()) != 0
+        server.terminate()
+        assert server.wait(30) == -signal.SIGTERM
+    finally:
+        server.kill()
+    said = log.read_text()
+    assert said.count("hf-relpos:") == 1 and "linear layers in bfloat16" in said and "Finished server process" in said
+
+
+# The command optimize ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("kind", ["BertModel", "SentenceTransformer", "CrossEncoder"])
+def test_optimize_command(kind, folder, tmp_path):
+    """The class that the folder is of, and what a call of it returns before and after; nothing is written."""
+    from sentence_transformers import SentenceTransformer
+
+    if kind == "BertModel":
+        BertModel.from_pretrained(folder).save_pretrained(tmp_path / "model")
+        tokenizer(tmp_path / "model").save_pretrained(tmp_path / "model")
+    else:
+        model = SentenceTransformer(folder, device="cpu") if kind == "SentenceTransformer" else None
+        model.save(str(tmp_path / "model")) if model else shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "a.txt").write_text("\n".join(TEXTS * 20 + [""]))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    arguments = ["optimize", str(tmp_path / "model"), "--text", str(tmp_path / "a.txt"), "--json", "-"]
+    for options in ((), ("--precision", "int8")):
+        result = CliRunner().invoke(app, [*arguments, *options])
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert found["texts"] == 60 and found["model"].endswith(f"({kind})") and "BertModel" in found["report"]
+        assert found["before"] > 0 < found["after"] and found["least"] <= found["cosine"] <= 1 + 1e-9
+        assert f"{found['before'] / found['after']:.2f} times as fast" in result.stderr
+        assert (found["difference"] < 1e-5) == (not options) and (found["cosine"] > 0.9)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_optimize_command_refuses(folder, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    for name, text in ((folder, tmp_path / "empty.txt"), (folder, tmp_path / "none.txt"), (tmp_path, "empty.txt")):
+        result = CliRunner().invoke(app, ["optimize", str(name), "--text", str(text)])
+        assert result.exit_code == 2 and result.stderr.startswith("Error: ")
