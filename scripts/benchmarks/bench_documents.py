@@ -140,12 +140,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
 TEXT = """\
 # Meetings found by their summaries
 
-**{verdict}**: {best}, nDCG@10 {best_score:.3f} with {best_vectors:.0f} vectors a document.
-The best with one vector a document: {one}, {one_score:.3f}.
+**{verdict}** Best: "{best}", nDCG@10 {best_score:.3f} with {best_vectors:.0f} vectors a document.
+Best with one vector a document: "{one}", {one_score:.3f}.
 
 QMSum as in LongEmbed (arXiv 2404.12096): {documents} transcripts of {tokens:,} tokens on average, to be found by
-{queries:,} summaries of parts of them. {source} and its conversion, read with `attention_window={window}`. Nothing was
-trained for it.
+{queries:,} summaries of parts of them. The source is {source}. Nothing was trained for it.
 
 {machine}
 
@@ -159,7 +158,9 @@ def card(content: dict[str, Any]) -> str:
     """documents.md."""
     rows, best, about = content["rows"], content["best"], content["environment"]
     one = max((name for name in rows if rows[name]["vectors"] == 1), key=lambda name: rows[name]["ndcg"])
-    verdict = "Windows of the source win" if best.startswith("source") else "The converted model wins"
+    verdict = "Windows win." if best.startswith("source") else "The converted model wins."
+    if not any(name.startswith("converted") for name in rows):
+        verdict = "Only windows of the source were measured."
     scores = {"best_score": rows[best]["ndcg"], "best_vectors": rows[best]["vectors"], "one_score": rows[one]["ndcg"]}
     where = {"machine": machine_and_versions(about), "command": about["command"], "draws": DRAWS}
     return TEXT.format(**content, **scores, **where, one=one, verdict=verdict) + markdown_sections(tables(content))
@@ -184,7 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bodies = source.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
     content = {
         "source": Path(args.source).name,
-        "window": getattr(converted.model.config, "attention_window", None),
         "documents": len(texts),
         "queries": len(queries),
         "tokens": sum(map(len, bodies)) // len(bodies),
