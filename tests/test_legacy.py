@@ -257,7 +257,7 @@ def test_from_pretrained_refuses_nezha_with_the_remedy(form, tmp_path):
         tensors[SINUSOIDS] = torch.zeros(9, 8)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with patch_transformers():
-        for load in (RelPosBertModel.from_pretrained, BertModel.from_pretrained):
+        for load in (RelPosBertModel.from_pretrained, BertModel.from_pretrained, AutoModel.from_pretrained):
             with raises(ValueError, "NEZHA", "hf-relpos convert") as raised:
                 load(tmp_path)
             assert "config.json says" not in str(raised.value)

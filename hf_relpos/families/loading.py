@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..models.checkpoint_files import variant_name
-from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..models.configuration_relpos_bert import RelPosBertConfig, refuse_nezha
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot, tensor_names
@@ -71,6 +71,14 @@ def conversion_of(model_type: str, source: Any) -> str:
     if model_type not in FAMILIES:
         return "`hf-relpos families` lists what is read"
     return f"it is {FAMILIES[model_type].title}; convert it with `hf-relpos convert {source} OUT` and load OUT"
+
+
+def refuse_converted_only(source: Any, config: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a checkpoint that nothing but `convert` reads, NEZHA, whose class Transformers had."""
+    refuse_nezha(source, config)
+    model_type = str(config.get("model_type", "bert"))
+    if model_type in FAMILIES and model_type not in CONFIG_MAPPING and FAMILIES[model_type] not in DIRECT:
+        raise ValueError(f"{source}: model_type = {model_type!r}: {conversion_of(model_type, source)}")
 
 
 def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Configuration of BERT with relative positions."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -26,7 +27,7 @@ def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture
     return None if fields is None else OtherArchitecture(fields)
 
 
-def refuse_nezha(source: Any, config: dict[str, Any]) -> None:
+def refuse_nezha(source: Any, config: Mapping[str, Any]) -> None:
     """Raise a ValueError for the original layout of NEZHA, whose configuration calls itself BERT, or nothing."""
     if config.get("use_relative_position"):
         raise ValueError(

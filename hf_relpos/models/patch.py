@@ -171,7 +171,8 @@ def _routed_auto_config() -> "classmethod[Any, ..., Any]":
         except OSError:  # no such file or repository: the stock class raises a better error
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
         families = installed("families.loading")
-        if families is None or not families.replaces_own_code(pretrained_model_name_or_path, saved, hub):
+        families.refuse_converted_only(pretrained_model_name_or_path, saved)
+        if not families.replaces_own_code(pretrained_model_name_or_path, saved, hub):
             return inherited(pretrained_model_name_or_path, *args, **kwargs)
         given = {name: value for name, value in kwargs.items() if name not in ("trust_remote_code", "code_revision")}
         return RelPosBertConfig.from_pretrained(pretrained_model_name_or_path, *args, **given)
