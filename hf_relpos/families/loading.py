@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..models.checkpoint_files import variant_name
-from ..models.configuration_relpos_bert import RelPosBertConfig, refuse_nezha
+from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import HUB_ARGUMENTS
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot, tensor_names
@@ -74,11 +74,13 @@ def conversion_of(model_type: str, source: Any) -> str:
 
 
 def refuse_converted_only(source: Any, config: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a checkpoint that nothing but `convert` reads, NEZHA, whose class Transformers had."""
-    refuse_nezha(source, config)
-    model_type = str(config.get("model_type", "bert"))
+    """Raise a ValueError for a checkpoint that nothing but `convert` reads: NEZHA, whose class Transformers had."""
+    model_type = str(config.get("model_type") or "bert")
+    mark = f"model_type = {model_type!r}"
+    if config.get("use_relative_position"):
+        model_type, mark = "nezha", f"use_relative_position = {config['use_relative_position']!r}"
     if model_type in FAMILIES and model_type not in CONFIG_MAPPING and FAMILIES[model_type] not in DIRECT:
-        raise ValueError(f"{source}: model_type = {model_type!r}: {conversion_of(model_type, source)}")
+        raise ValueError(f"{source or 'BertConfig'}: {mark}: {conversion_of(model_type, source)}")
 
 
 def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -94,6 +96,7 @@ def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | No
     Raises:
         ValueError: for a configuration that has no counterpart here.
     """
+    refuse_converted_only(source, config)
     names = [] if _family_of(config) is not None else _names_here(source, config, {})
     return None if _family_of(config, names) is None else _fields(recognise(Path(str(source)), config, names))
 

@@ -1,7 +1,6 @@
 """Configuration of BERT with relative positions."""
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -25,15 +24,6 @@ def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture
     families = installed("families.loading")
     fields = None if families is None else families.config_fields(source, config)
     return None if fields is None else OtherArchitecture(fields)
-
-
-def refuse_nezha(source: Any, config: Mapping[str, Any]) -> None:
-    """Raise a ValueError for the original layout of NEZHA, whose configuration calls itself BERT, or nothing."""
-    if config.get("use_relative_position"):
-        raise ValueError(
-            f"{source}: use_relative_position = {config['use_relative_position']!r} marks a NEZHA checkpoint, not a "
-            f"BERT; convert it with `hf-relpos convert {source} OUT` and load OUT"
-        )
 
 
 def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
@@ -179,7 +169,6 @@ class RelPosBertConfig(BertConfig):
         if model_type == "bert":
             if fields := other_architecture(source, config):
                 return fields, kwargs
-            refuse_nezha(source, config)
             config = {
                 **config,
                 "model_type": cls.model_type,
@@ -225,7 +214,6 @@ class RelPosBertConfig(BertConfig):
         values = {"position_embedding_type": STOCK_SCHEME, **config.to_dict()}
         backend = config._attn_implementation
         if not own:
-            refuse_nezha(config.name_or_path or "BertConfig", values)
             # stock classes read any name from a file; whether a caller gave this one cannot be seen here
             backend = _without_kernels({"_attn_implementation": backend}, config.name_or_path or "BertConfig").get(
                 "_attn_implementation"

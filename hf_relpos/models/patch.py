@@ -120,8 +120,6 @@ def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
     """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes with these changes."""
     if type(config) not in (BertConfig, RelPosBertConfig):
         return False
-    if getattr(config, "use_relative_position", False):  # NEZHA, which ours refuse with the remedy
-        return True
     scheme = getattr(config, "position_embedding_type", None)
     if is_relative((changes or {}).get("position_embedding_type", scheme)):
         return True
@@ -137,10 +135,8 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
         saved, _ = BertConfig.get_config_dict(source, **hub_arguments(kwargs))
     except OSError:  # no such file or repository: the stock class raises a better error
         return False
-    if saved.get("model_type", "bert") == "bert" and (
-        saved.get("use_relative_position") or other_architecture(source, saved)
-    ):
-        return True  # NEZHA ours refuse with the remedy
+    if saved.get("model_type", "bert") == "bert" and other_architecture(source, saved):
+        return True
     return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
 
 
