@@ -107,6 +107,7 @@ def own_products(monkeypatch):
     monkeypatch.setattr(cpu_gemm, "linear_library", lambda: SLOW)
     monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)  # batches are small here
     monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
+    monkeypatch.setattr(cpu_gemm, "packing", lambda *dtype: cpu_gemm.Packing(0, {}))
 
 
 @pytest.fixture
@@ -871,7 +872,7 @@ def test_products_in_bfloat16(name):
     before = model(**inputs)[0]
     handle = optimize(model, precision="bfloat16")
     low = [module for module in model.modules() if type(module) is Bfloat16Linear]
-    assert low and handle.rounded == f"{len(low)} linear layers in bfloat16" and handle.rounded in str(handle)
+    assert low and f"{len(low)} linear layers in bfloat16" in str(handle)
     after = model(**inputs)[0]
     error = (after[real] - before[real]).abs().max() / before[real].abs().max()
     assert 1e-5 < error < 3e-2 and after.dtype == torch.float32

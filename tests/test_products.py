@@ -131,7 +131,7 @@ def test_linear_of_any_strides_and_shapes(given):
             assert one.shape == other.shape
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
         with torch.no_grad():
-            gelu = cpu_gemm.linear_activation(*given, "gelu")
+            gelu = cpu_gemm.linear_activation(*given, None, "gelu")
             assert gelu is None or torch.allclose(gelu, nn.functional.gelu(expected[0]), rtol=1e-5, atol=1e-5)
 
 

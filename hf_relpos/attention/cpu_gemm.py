@@ -4,13 +4,14 @@ PyTorch multiplies float32 matrices with MKL. On processors that are not Intel's
 half the speed of AVX-512. oneDNN, in the same wheel, does not. On first use both are timed, with the threads that the
 process has, and compared with float64. oneDNN is used if it is faster and as exact.
 
-- `linear` calls oneDNN's own operator on the weight as it is, forward and backward. Weights are not packed, so that
-  every change of a weight is seen. No global state is changed.
+- `linear` calls oneDNN's own operator on the weight as it is, forward and backward. No global state is changed.
+- In inference, a layer of few tokens is bound by reading its weight, and oneDNN reads a copy in its own layout faster.
+  `FastLinear` keeps such a copy (`weight_cache`) for calls of up to `packing().rows` tokens.
 - PyTorch has no such operator for `bmm`. `fast_bmm()` changes `torch.backends.mkldnn.matmul.fp32_precision` and
   restores it at the end. Other threads see this setting, too. With it oneDNN may round to bfloat16, and does on
   processors with AMX. The measurement finds that error, and oneDNN is then not used.
 
-`HF_RELPOS_FAST_PRODUCTS=0` turns both off; `HF_RELPOS_FAST_PRODUCTS=linear` turns off the second one only.
+`HF_RELPOS_FAST_PRODUCTS=0` turns all off, `linear` the products of attention only, and `unpacked` the copies only.
 
 oneDNN compiles code for every shape. It keeps the last 1,024 of them, and PyTorch keeps as many for each thread: half
 a gigabyte once batches have had so many different numbers of tokens. Both read their capacity from the environment
@@ -22,23 +23,34 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..host.torch import fits_onednn_linear, has_onednn_linear, onednn_activation, onednn_linear, onednn_matmul
+from ..host.torch import (
+    fits_onednn_linear,
+    has_onednn_linear,
+    has_packed_weights,
+    onednn_activation,
+    onednn_linear,
+    onednn_matmul,
+    pack_weight,
+)
 from .tracing import is_traced, is_transformed
-from .weight_cache import CachingLinear
+from .weight_cache import CachingLinear, cached
 
 
 SETTING = "HF_RELPOS_FAST_PRODUCTS"
-VALUES = ("0", "linear", "1")
+VALUES = ("0", "linear", "unpacked", "1")
 # With fewer rows of a matrix, a product is bound by memory and neither library is faster.
 FEWEST_ROWS = 4
 FASTER = 1.02  # oneDNN is used if it is at least so many times as fast
+PACKED_FASTER = 1.05  # packed weights are used if they are so many times as fast, as they take memory
+PACKED_ROWS = (8, 32, 128, 256)  # for which they are measured
 # The largest error of a float32 product, relative to its largest value. With bfloat16 the error is 1e-3 and more.
 LARGEST_ERROR = 1e-5
 # Shapes that oneDNN keeps, and PyTorch again for each thread: about 0.4 MB each. A Transformer has four shapes for
@@ -47,6 +59,10 @@ LARGEST_ERROR = 1e-5
 CACHED_SHAPES = 256
 # oneDNN reads the first that is set of one tuple, PyTorch the other.
 CACHE_SETTINGS = (("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"), ("LRU_CACHE_CAPACITY",))
+
+LONGEST_MEASUREMENT = 0.5  # seconds of one function
+# That of the thread does not count what other processes take. On Windows it is too coarse.
+CLOCK = time.thread_time if os.name == "posix" else time.perf_counter
 
 _measuring = threading.Lock()  # two measurements at once would slow each other
 
@@ -90,6 +106,19 @@ def limit_caches() -> None:
             os.environ[names[0]] = str(CACHED_SHAPES)
 
 
+def seconds_of(runs: Mapping[str, Callable[[], object]], rounds: int = 6) -> dict[str, float]:
+    """The least time of each function, called in turns; of a function that takes long, of one call."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    with _measuring, torch.inference_mode():
+        for _ in range(rounds + 1):
+            for name, run in runs.items():
+                if sum(taken[name]) < LONGEST_MEASUREMENT:
+                    start = CLOCK()
+                    run()
+                    taken[name].append(CLOCK() - start)
+    return {name: min(each) for name, each in taken.items()}
+
+
 def _compare(
     plain: Callable[[], torch.Tensor], fast: Callable[[], torch.Tensor] | None, exact: torch.Tensor, work: float
 ) -> Library:
@@ -101,17 +130,13 @@ def _compare(
         exact: the first rows of the result in float64.
         work: the number of floating-point operations.
     """
-    seconds: dict[Callable[[], torch.Tensor], list[float]] = {run: [] for run in (plain, fast) if run is not None}
-    with _measuring, torch.inference_mode():
+    runs = {"plain": plain} if fast is None else {"plain": plain, "fast": fast}
+    with torch.inference_mode():
         errors = [
-            float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max()) for run in seconds
+            float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max())
+            for run in runs.values()
         ]
-        for _ in range(6):
-            for run, taken in seconds.items():
-                start = time.perf_counter()
-                run()
-                taken.append(time.perf_counter() - start)
-    rates = [work / min(taken) / 1e9 for taken in seconds.values()]
+    rates = [work / taken / 1e9 for taken in seconds_of(runs).values()]
     return Library(rates[0], rates[-1] if fast else 0.0, errors[0], errors[-1])
 
 
@@ -146,13 +171,61 @@ def bmm_library() -> Library:
 
     work = 2 * 6 * 128 * 128 * 64
     found = _compare(lambda: torch.bmm(left, right.transpose(1, 2)), fast if onednn_matmul() else None, exact, work)
-    return replace(found, allowed=_setting() == "1")
+    return replace(found, allowed=_setting() in ("unpacked", "1"))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Measurements of packed weights on this machine.
+
+    Attributes:
+        rows: the most tokens of a call for which they are used; 0 if they are not used.
+        gain: how many times as fast they are, by the number of tokens.
+    """
+
+    rows: int
+    gain: dict[int, float]
+
+
+def _each(run: Callable[..., torch.Tensor], rows: torch.Tensor, weights: list[torch.Tensor]) -> None:
+    for weight in weights:
+        run(rows, weight, None)
+
+
+@functools.cache
+def packing(dtype: torch.dtype = torch.float32) -> Packing:
+    """Measure products by packed weights, of more memory than caches have, once per process, in 0.1 seconds.
+
+    Args:
+        dtype: float32 or bfloat16.
+    """
+    if not has_packed_weights() or _setting() in ("0", "unpacked"):
+        return Packing(0, {})
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(768, 768, generator=generator).to(dtype) for _ in range(16)]
+    try:
+        packed = [pack_weight(each) for each in weights]
+    except RuntimeError:  # bfloat16 on a processor without instructions that it needs
+        return Packing(0, {})
+    used = onednn_linear if dtype == torch.float32 and linear_library().is_used else nn.functional.linear
+    most, gain = 0, {}
+    for count in PACKED_ROWS:
+        rows = torch.randn(count, 768, generator=generator).to(dtype)
+        plain, fast = (partial(_each, run, rows, known) for run, known in ((used, weights), (onednn_linear, packed)))
+        taken = seconds_of({"plain": plain, "packed": fast}, rounds=2)
+        gain[count] = taken["plain"] / taken["packed"]
+        if gain[count] < PACKED_FASTER:
+            break
+        most = count
+    return Packing(most, gain)
 
 
 # Linear layers -------------------------------------------------------------------------------------------------------
 
 
-def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, layer: nn.Linear | None = None
+) -> torch.Tensor:
     """Compute `torch.nn.functional.linear`, forward and backward, with the faster library.
 
     Gradients of any order are those of `linear`. PyTorch's own function takes calls that oneDNN is not for: other
@@ -162,20 +235,25 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
         rows: (…, D).
         weight: (E, D).
         bias: (E,), or None.
+        layer: the layer of this weight, which may keep a packed copy; or None.
 
     Returns:
         (…, E).
     """
-    if not _is_plain(rows, weight, bias) or not linear_library().is_used:
+    if not _is_plain(rows, weight, bias):
         return nn.functional.linear(rows, weight, bias)
-    if has_gradients(rows, weight, bias):
+    gradients = has_gradients(rows, weight, bias)
+    known = _weight_of(rows, weight, None if gradients else layer)
+    if known is None:
+        return nn.functional.linear(rows, weight, bias)
+    if gradients:
         out: torch.Tensor = _Linear.apply(rows, weight, bias)
         return out
-    return onednn_linear(rows, weight, bias)
+    return onednn_linear(rows, known, bias)
 
 
 def linear_activation(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: nn.Linear | None, activation: str
 ) -> torch.Tensor | None:
     """An activation of `linear` in one pass, without gradients; None where oneDNN is not used, or for gradients.
 
@@ -183,14 +261,26 @@ def linear_activation(
         rows: (…, D).
         weight: (E, D).
         bias: (E,), or None.
+        layer: as in `linear`.
         activation: "gelu", "gelu_tanh" or "silu".
 
     Returns:
         (…, E).
     """
-    if has_gradients(rows, weight, bias) or not _is_plain(rows, weight, bias) or not linear_library().is_used:
+    if has_gradients(rows, weight, bias) or not _is_plain(rows, weight, bias):
         return None
-    return onednn_activation(rows, weight, bias, activation)
+    known = _weight_of(rows, weight, layer)
+    return None if known is None else onednn_activation(rows, known, bias, activation)
+
+
+def _weight_of(rows: torch.Tensor, weight: torch.Tensor, layer: nn.Linear | None) -> torch.Tensor | None:
+    """The weight for oneDNN, packed or as it is; None where PyTorch's own product is used."""
+    count = rows.shape[:-1].numel()
+    if layer is not None and count <= packing().rows:
+        packed: torch.Tensor | None = cached(layer, pack_weight, patient=True)
+        if packed is not None:
+            return packed
+    return weight if count >= FEWEST_ROWS and linear_library().is_used else None
 
 
 def has_gradients(*tensors: torch.Tensor | None) -> bool:
@@ -203,7 +293,6 @@ def _is_plain(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return (
         not is_traced()
         and fits_onednn_linear(rows, weight, bias)
-        and rows.shape[:-1].numel() >= FEWEST_ROWS
         and not torch.is_autocast_enabled("cpu")
         and not is_transformed()
     )
@@ -233,7 +322,7 @@ class FastLinear(CachingLinear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Compute the layer as `torch.nn.Linear` does."""
-        return linear(input, self.weight, self.bias)
+        return linear(input, self.weight, self.bias, self)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from torch import nn
 
 
 ATTRIBUTE = "_rounded"  # of a layer; `restore` of live models deletes it
-WHOLE = 2**16  # comparing so many elements takes 15 µs, a sample of a weight of 768 × 3,072 takes 12
+WHOLE = 2**16  # comparing so many elements takes 15 µs, a sample of a weight of 768 × 3,072 takes 7
 GOLDEN = (5**0.5 - 1) / 2
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -46,7 +46,7 @@ def identity_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def sample_of(tensor: torch.Tensor, whole: bool = False) -> torch.Tensor:
-    """Elements of a tensor, (n,); a view where it is contiguous or transposed.
+    """Elements of a tensor, (n,); where it is small and contiguous, a view.
 
     Args:
         whole: take all elements, instead of some of each row and each column if there are more than `WHOLE`.
@@ -55,18 +55,22 @@ def sample_of(tensor: torch.Tensor, whole: bool = False) -> torch.Tensor:
     flat = matrix.detach().resolve_neg().flatten()
     if whole or matrix.dim() != 2 or flat.numel() <= WHOLE:
         return flat
-    return flat[:: _step(*matrix.shape)]
+    return flat.index_select(0, _places(*matrix.shape))
 
 
 @functools.cache
-def _step(rows: int, columns: int) -> int:
-    """A step through the elements of a matrix, row by row, that meets each row and each column.
+def _places(rows: int, columns: int) -> torch.Tensor:
+    """Places in a flat matrix, with one or a few adjacent ones of each row, and at least one of each column.
 
-    It meets each row, as it is no longer than a row. It meets each column, as it has no factor in common with their
-    number, and there are more steps than columns. A share of the golden ratio spreads them over the matrix.
+    A share of the golden ratio from row to row spreads them over the matrix. As the step has no factor in common with
+    the number of groups of columns, of which there are no more than rows, it meets them all.
     """
-    longest = max(1, int(GOLDEN * min(rows, columns)))
-    return next(step for step in range(longest, 0, -1) if math.gcd(step, columns) == 1)
+    width = -(-columns // rows)
+    groups = -(-columns // width)
+    step = next(step for step in range(max(1, int(GOLDEN * groups)), 0, -1) if math.gcd(step, groups) == 1)
+    row = torch.arange(rows, device="cpu")[:, None]
+    column = row * step % groups * width + torch.arange(width, device="cpu")
+    return (row * columns + column.clamp(max=columns - 1)).flatten()
 
 
 def snapshot(tensor: torch.Tensor, whole: bool = False) -> Snapshot:
@@ -89,13 +93,23 @@ def has_bits(flat: torch.Tensor, copied: torch.Tensor) -> bool:
     return torch.equal(flat.view(integers), copied.view(integers))
 
 
-def cached(layer: nn.Linear, make: Callable[[torch.Tensor], Any]) -> Any:
-    """What a function makes of a layer's weight, without gradients; made again when the weight has changed."""
+def cached(layer: nn.Linear, make: Callable[[torch.Tensor], Any], patient: bool = False) -> Any:
+    """What a function makes of a layer's weight, without gradients; made again when the weight has changed.
+
+    Args:
+        patient: make it in the second call with the same weight, and return None in the first: weights that change
+            between calls, as in training, are not worth it.
+    """
     weight = layer.weight
     found: tuple[Any, ...] | None = vars(layer).get(ATTRIBUTE)
     if found is None or found[0] is not make or not is_unchanged(weight, found[1]):
+        found = make, snapshot(weight), None
+        if patient:
+            vars(layer)[ATTRIBUTE] = found
+            return None
+    if found[2] is None:
         with torch.inference_mode(False), torch.no_grad():
-            found = vars(layer)[ATTRIBUTE] = (make, snapshot(weight), make(weight.detach()))
+            found = vars(layer)[ATTRIBUTE] = (*found[:2], make(weight.detach()))
     return found[2]
 
 

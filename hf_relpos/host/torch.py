@@ -12,7 +12,7 @@ def has_onednn_linear() -> bool:
 
 
 def fits_onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether oneDNN's operators for linear layers, which check none of this, may read these tensors.
+    """Whether oneDNN's operators for linear layers, which check none of this, may read these tensors of float32.
 
     Where they do not fit, the operators read beyond the storage of a bias, whose strides and number of dimensions they
     ignore, or raise errors that name no tensor. They copy rows of any strides.
@@ -42,9 +42,23 @@ def _is_dense_float32(tensor: torch.Tensor) -> bool:
 
 
 def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`torch.nn.functional.linear` of float32 by oneDNN, of tensors for which `fits_onednn_linear` is true."""
+    """`torch.nn.functional.linear` by oneDNN, of tensors for which `fits_onednn_linear` is true.
+
+    They may be rounded to bfloat16, and the weight packed, after that.
+    """
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return out
+
+
+def has_packed_weights() -> bool:
+    """Whether PyTorch has oneDNN's operator that packs the weight of a linear layer."""
+    return has_onednn_linear() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """A copy of a weight, (E, D), for which `fits_onednn_linear` is true, in oneDNN's own layout."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return packed
 
 
 # The names and algorithms of activations in that operator.
@@ -72,6 +86,37 @@ def multiply_matrices_int8(rows: torch.Tensor, columns: torch.Tensor) -> torch.T
     of size 1 has another stride than in a new tensor. `contiguous` leaves such strides, `flatten` and `view` do not.
     """
     return torch._int_mm(*(each.flatten().view(each.shape) for each in (rows, columns)))
+
+
+def has_packed_int8() -> bool:
+    """Whether PyTorch has oneDNN's operators for packed weights in int8."""
+    operators = torch.ops.onednn
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(operators, "qlinear_prepack")
+        and hasattr(operators, "qlinear_pointwise")
+    )
+
+
+def pack_int8(weight: torch.Tensor) -> torch.Tensor:
+    """A weight in int8, (E, D), contiguous, in oneDNN's own layout."""
+    packed: torch.Tensor = torch.ops.onednn.qlinear_prepack(weight, None)
+    return packed
+
+
+def multiply_packed_int8(
+    rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    """The product in float32 of rows in int8, (N, D), and a weight of `pack_int8`, times the scales of its rows, (E,).
+
+    The operator takes rows in uint8 around 128: with int8 it is a thousand times as slow where there is no AMX. Rows
+    are a new tensor, which is written to, with the D of the weight; scales and zeros, of int64, are contiguous.
+    """
+    shifted = rows.contiguous().view(torch.uint8).bitwise_xor_(128)
+    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        shifted, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return out
 
 
 def assert_later(condition: torch.Tensor, message: str) -> None:

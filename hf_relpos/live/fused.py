@@ -52,21 +52,25 @@ def _forward(module: Any, parts: FeedForward, states: torch.Tensor) -> torch.Ten
         return None
     if factor is layer and states.shape[:-1].numel() < FEWEST_ROWS_OF_HALVES:
         return None
-    halves = _halves(layer) if factor is layer else [(each.weight, each.bias) for each in (layer, factor) if each]
-    out = linear_activation(states, *halves[0], activation)
+    products = _products(layer, factor)
+    out = linear_activation(states, *products[0], activation)
     if out is None:
         return None
     if factor is not None:
-        out.mul_(linear(states, *halves[1]))
+        out.mul_(linear(states, *products[1]))
     for name in parts.rest:
         out = getattr(module, name)(out)
     return out
 
 
-def _halves(layer: nn.Linear) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Weight and bias of either half of the output features."""
+def _products(
+    layer: nn.Linear, factor: nn.Linear | None
+) -> list[tuple[torch.Tensor, torch.Tensor | None, nn.Linear | None]]:
+    """Weight, bias and layer of each product. A layer that is both has one in either half of its output features."""
+    if factor is not layer:
+        return [(each.weight, each.bias, each) for each in (layer, factor) if each is not None]
     biases = (None, None) if layer.bias is None else layer.bias.chunk(2)
-    return list(zip(layer.weight.chunk(2), biases, strict=True))
+    return [(weight, bias, None) for weight, bias in zip(layer.weight.chunk(2), biases, strict=True)]
 
 
 def _activation_of(module: nn.Module) -> str | None:

@@ -85,7 +85,7 @@ FAMILIES = {  # class, configuration
     "LFM2": ("Lfm2Model", {**DECODER, "full_attn_idxs": [1]}),
 }
 RELATIVE_FAMILIES = ("DeBERTa v3", "DeBERTa v1", "MPNet", "RoFormer", "T5 encoder", "XLNet")
-FULL = {"1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
+FULL = {"1 × 16": (1, 16), "1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
 LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention is most of the time; one round
 PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
 # What servers and rerankers send: one request padded to a fixed length, and two short ones.
