@@ -28,9 +28,20 @@ from transformers import (
 )
 
 import hf_relpos
-from hf_relpos.attention.weight_cache import ATTRIBUTE, WHOLE, sample_of
+from hf_relpos.attention.cpu_gemm import FastLinear
+from hf_relpos.attention.weight_cache import ATTRIBUTE
 from hf_relpos.demo import CHECKPOINT
-from hf_relpos.live.low_precision import Bfloat16Linear, Int8Linear
+from hf_relpos.host.torch import has_packed_int8
+from hf_relpos.live import low_precision
+from hf_relpos.live.low_precision import (
+    KINDS,
+    Bfloat16Linear,
+    Int8Linear,
+    Int8Rates,
+    multiply_int8,
+    pack_rounded,
+    round_weight,
+)
 
 
 SIZES = dict(
@@ -84,97 +95,6 @@ def test_low_precision_of_any_strides(kind, data):
     )
     for _ in range(3):  # the weight is kept from the first call or the second on
         torch.testing.assert_close(layer(rows), plain(rows.contiguous()), rtol=2e-2, atol=2e-2)
-
-
-def test_changed_weights_are_rounded_again():
-    layer, rows = layer_and_rows()
-    with torch.no_grad():
-        before = layer(rows) - layer.bias
-        layer.weight.mul_(2)
-        assert torch.allclose(layer(rows) - layer.bias, 2 * before, rtol=1e-3, atol=1e-2)
-
-
-def adapter(weight, rank=4):
-    return torch.randn(weight.shape[0], rank) @ torch.randn(rank, weight.shape[1]) / 10
-
-
-def swapped(layer):
-    layer.weight.data[[3, 200]] = layer.weight.data[[200, 3]]
-
-
-CHANGES = {
-    "a merged adapter": lambda layer: layer.weight.data.add_(adapter(layer.weight)),
-    "a merged adapter of some columns": lambda layer: layer.weight.data[:, 7:9].add_(adapter(layer.weight[:, 7:9])),
-    "another tensor in its place": lambda layer: setattr(layer.weight, "data", layer.weight.data + 1),
-    "an average": lambda layer: layer.weight.data.lerp_(torch.randn_like(layer.weight), 1e-3),
-    "a small step": lambda layer: layer.weight.data.sub_(torch.randn_like(layer.weight).sign() * 1e-6),
-    "a row": lambda layer: layer.weight.data[211].add_(1),
-    "a row through numpy": lambda layer: layer.weight.detach().numpy()[5].__iadd__(1),
-    "a column": lambda layer: layer.weight.data[:, 299].mul_(-1),
-    "two rows swapped": swapped,
-    "other strides": lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
-    "an assigned state": lambda layer: layer.load_state_dict({"weight": layer.weight + 1}, strict=False, assign=True),
-    "swapped tensors": lambda layer: torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight + 1)),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("made", ["plainly", "transposed", "in inference mode"])
-@pytest.mark.parametrize("kind", [Bfloat16Linear, Int8Linear])
-def test_cached_weights_follow_a_change(kind, made, change):
-    torch.manual_seed(0)
-    with torch.inference_mode() if made == "in inference mode" else torch.no_grad():
-        layer, rows = kind(300, 300), torch.randn(6, 300)
-        if made == "transposed":
-            layer.weight = nn.Parameter(layer.weight.t().contiguous().t())
-        before = layer(rows)
-        CHANGES[change](layer)
-        fresh = kind(300, 300)
-        fresh.weight, fresh.bias = (
-            nn.Parameter(layer.weight.clone()),
-            layer.bias,
-        )  # in the same layout: sums have an order
-        assert torch.equal(layer(rows), fresh(rows)) and not torch.equal(layer(rows), before)
-
-
-@torch.no_grad()
-def test_cached_weights_of_small_layers_follow_a_single_element():
-    assert 256 * 256 == WHOLE
-    layer, rows = Int8Linear(256, 256), torch.randn(6, 256)
-    before = layer(rows)
-    layer.weight.data[37, 91] += 10
-    assert not torch.equal(layer(rows), before)
-
-
-@given(rows=st.integers(1, 900), columns=st.integers(1, 900), transposed=st.booleans())
-def test_sample_of_has_each_row_and_each_column(rows, columns, transposed):
-    shape = (columns, rows) if transposed else (rows, columns)
-    taken = sample_of(
-        torch.arange(rows * columns).view(shape).t() if transposed else torch.arange(rows * columns).view(shape)
-    )
-    assert len(taken) <= max(WHOLE, 4 * max(rows, columns))
-    assert (
-        len(taken.div(shape[1], rounding_mode="floor").unique()) == shape[0]
-        and len((taken % shape[1]).unique()) == shape[1]
-    )
-
-
-@torch.no_grad()
-def test_refresh_drops_cached_weights():
-    config = BertConfig(**{**SIZES, "hidden_size": 264, "intermediate_size": 264})
-    model, ids = BertModel(config).eval(), torch.arange(20)[None]
-    handle = hf_relpos.optimize(model, precision="bfloat16")
-    before = model(ids)[0]
-    weight = model.encoder.layer[0].output.dense.weight
-    sampled = set(sample_of(torch.arange(weight.numel()).view(weight.shape)).tolist())
-    unseen = next(at for at in range(weight.numel()) if at not in sampled)
-    weight.data.view(-1)[unseen] = 100.0
-    assert torch.equal(model(ids)[0], before)
-    handle.refresh()
-    after = model(ids)[0]
-    assert not torch.equal(after, before)
-    weight.view(-1)[unseen] = -100.0  # PyTorch counts this write
-    assert not torch.equal(model(ids)[0], after)
 
 
 @torch.no_grad()
@@ -353,6 +273,51 @@ def test_sample_of_texts_finds_the_tokenizer(place):
     }
     with hf_relpos.optimize(Around(**attributes[place]), sample=["the ship lay", "at anchor"]) as handle:
         assert "on 2 rows of the given texts" in str(handle)
+
+
+@pytest.mark.skipif(not has_packed_int8(), reason="this PyTorch has no packed weights in int8")
+@pytest.mark.parametrize("shape", [(9, 40, 24), (1, 1, 1), (3, 1, 8), (1, 8, 1)])
+@torch.no_grad()
+def test_packed_int8_has_the_numbers_of_int_mm(shape, monkeypatch):
+    monkeypatch.setattr(low_precision, "BLOCK", 64)  # several blocks of the first shape
+    torch.manual_seed(0)
+    count, size, features = shape
+    rows, weight, bias = torch.randn(count, size), torch.randn(features, size), torch.randn(features)
+    expected = multiply_int8(rows, round_weight(weight), bias)
+    torch.testing.assert_close(multiply_int8(rows, pack_rounded(weight), bias), expected)
+
+
+SLOW = Int8Rates(float32=100.0, matrices=50.0, packed=60.0)
+
+
+def test_int8_slower_than_float32_is_refused(monkeypatch):
+    monkeypatch.setattr(low_precision, "int8_rates", lambda: SLOW)
+    monkeypatch.setattr(sys.modules["hf_relpos.live.optimize"], "int8_rates", lambda: SLOW)
+    model, inputs = classifier(), {"input_ids": torch.arange(5, 25)[None]}
+    with hf_relpos.optimize(model, precision="int8", sample=inputs) as handle:
+        assert "int8 is slower than float32" in str(handle) and handle.agreement.largest < 1e-5
+        assert not any(isinstance(module, Int8Linear) for module in model.modules())
+    with hf_relpos.optimize(model, precision="auto", sample=inputs) as handle:
+        assert [line.partition(":")[0] for line in handle.choices.splitlines()] == ["float32", "bfloat16", "int8"]
+
+
+@pytest.mark.parametrize("fastest", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("disagrees", [False, True])
+def test_auto_takes_the_fastest_precision_that_agrees(monkeypatch, fastest, disagrees):
+    if disagrees:
+        monkeypatch.setattr(low_precision, "LEAST_COSINE", 1 - 1e-9)
+    monkeypatch.setattr(low_precision, "int8_rates", lambda: Int8Rates(1.0, 2.0, 3.0 if has_packed_int8() else 0.0))
+    monkeypatch.setattr(
+        low_precision, "seconds_of", lambda runs, rounds: {name: 1 + (name != fastest) for name in runs}
+    )
+    model, inputs = classifier(), {"input_ids": torch.arange(5, 25)[None]}
+    handle = hf_relpos.optimize(model, precision="auto", sample=inputs)
+    taken = "float32" if disagrees and fastest == "bfloat16" else fastest
+    [line] = [line for line in str(handle).splitlines() if "; taken" in line]
+    assert line.startswith(taken)
+    kinds = {type(module) for module in model.bert.encoder.modules() if isinstance(module, nn.Linear)}
+    exact = disagrees and fastest == "int8"  # all layers stay in float32 then
+    assert (KINDS.get(taken, FastLinear) in kinds) != exact and handle.choices.count("\n") == 2
 
 
 def test_one_text_is_one_row():

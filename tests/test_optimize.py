@@ -107,7 +107,8 @@ def own_products(monkeypatch):
     monkeypatch.setattr(cpu_gemm, "linear_library", lambda: SLOW)
     monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)  # batches are small here
     monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
-    monkeypatch.setattr(cpu_gemm, "packing", lambda *dtype: cpu_gemm.Packing(0, {}))
+    for module in (optimize_module, cpu_gemm):
+        monkeypatch.setattr(module, "packing", lambda *dtype: cpu_gemm.Packing(0, {}))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ def used(monkeypatch):
     """oneDNN is used on any machine; the list has the sizes of its products."""
     monkeypatch.setattr(cpu_gemm, "linear_library", lambda: FAST)
     monkeypatch.setattr(cpu_gemm, "bmm_library", lambda: FAST)
+    monkeypatch.setattr(cpu_gemm, "packing", lambda: cpu_gemm.Packing(0, {}))
     seen, operator = [], cpu_gemm.onednn_linear
 
     def noted(rows, weight, bias):

@@ -49,19 +49,22 @@ class Agreement:
     source: str
     seconds: tuple[float, float]
 
+    @property
+    def cosines(self) -> str:
+        """Mean and least, and how many layers are exact for their sake."""
+        kept = f"; {len(self.in_float32)} layers stay in float32" if self.in_float32 else ""
+        return f"cosine {self.cosine:.4f}, least {self.least:.4f}{kept}"
+
     def __str__(self) -> str:
         same = "" if self.decisions is None else f", {100 * self.decisions:.1f} % same decisions"
-        kept = f"; {len(self.in_float32)} layers stay in float32" if self.in_float32 else ""
-        at_padding = (
-            ""
-            if self.padding is None
-            else f"\nstates at padding: largest difference {self.padding:.0e} of the largest value"
-            f"{', as unpadding sets them to zero' if self.padding > self.largest else ''}"
-        )
+        at_padding = ""
+        if self.padding is not None:
+            why = ", as unpadding sets them to zero" if self.padding > self.largest else ""
+            at_padding = f"\nstates at padding: largest difference {self.padding:.0e} of the largest value{why}"
         return (
-            f"agreement with the model before, on {self.rows} rows of {self.source}: cosine {self.cosine:.4f}, least "
-            f"{self.least:.4f}{same}; largest difference {self.largest:.0e} of the largest value{kept}; "
-            f"{self.seconds[0]:.2g} s before, {self.seconds[1]:.2g} s now{at_padding}"
+            f"agreement with the model before, on {self.rows} rows of {self.source}: {self.cosines}{same}; largest "
+            f"difference {self.largest:.0e} of the largest value; {self.seconds[0]:.2g} s before, "
+            f"{self.seconds[1]:.2g} s now{at_padding}"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library
+from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packing
 from ..attention.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
@@ -16,10 +16,11 @@ from .comparison import Agreement, Comparison, Sample
 from .find import Found, modules_of
 from .fused import fused
 from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
-from .low_precision import Bfloat16Linear, Int8Linear, quantize
+from .low_precision import KINDS, choose, int8_rates
 
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("float32", "bfloat16", "int8", "auto")
+BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
 
 
 @dataclass
@@ -32,7 +33,9 @@ class Optimized:
         linear: how many linear layers compute in float32; None where none was to be changed.
         products: by which library, with the rates and errors measured on this machine.
         rounded: how many linear layers compute in a lower precision, as a sentence.
-        agreement: of the outputs with those before, for "int8" and a sample.
+        agreement: of the outputs with those before, for "int8", "auto" and a sample.
+        choices: time and agreement of each precision, for "auto".
+        copies: which writes to weights their copies do not follow, if there are copies.
     """
 
     encoders: tuple[Encoder, ...]
@@ -41,6 +44,8 @@ class Optimized:
     products: str
     rounded: str = ""
     agreement: Agreement | None = None
+    choices: str = ""
+    copies: str = ""
     _modules: list[nn.Module] | None = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
@@ -55,7 +60,7 @@ class Optimized:
             self._modules = None
 
     def refresh(self) -> None:
-        """Drop rounded copies of weights, and projections of positions. The next call makes them again.
+        """Drop packed and rounded copies of weights, and projections of positions, which are then made again.
 
         Needed after a write through `.data` or NumPy to single elements of a weight. All other writes are seen.
         """
@@ -75,7 +80,7 @@ class Optimized:
         lines = [str(each) for each in self.encoders]
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
-        lines += map(str, filter(None, (self.rounded, self.agreement)))
+        lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.agreement)))
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
         return "\n".join(lines) or "nothing is changed"
 
@@ -100,13 +105,14 @@ def optimize(
         precision: of the products of linear layers inside the encoders. "float32": the outputs are those of before up
             to rounding. "bfloat16": with errors of about 1e-2 of the largest value. "int8", for inference: a scale for
             each token and each output feature; the outputs are compared with those in float32, layers that do harm
-            stay in float32, and `agreement` of the result says how close it is. Weights stay as they are. None: linear
-            layers are left as they are.
+            stay in float32, and `agreement` of the result says how close it is. "auto": the fastest of these on the
+            sample and this machine whose rows have a mean cosine of 0.995 or more. Weights stay as they are. None:
+            linear layers are left as they are.
         unpad: False for `padding="stock"`.
         sample: data for a before/after comparison of outputs and latency: texts, if `model` has a tokenizer or
             processor, or inputs of the model; for an encoder-decoder without decoder inputs, of its encoder. It is
-            measured on a copy that shares the weights. None for no comparison, and in "int8" for random tokens of the
-            vocabulary, which say less.
+            measured on a copy that shares the weights. None for no comparison, and in "int8" and "auto" for random
+            tokens of the vocabulary, which say less.
         padding: what becomes of padding. "zeros": it is taken out where the mask is 0 and the token is the padding
             token. "mask": where the mask is 0, whatever the token, and also of `inputs_embeds`. "stock": calls with
             padding are left to Transformers.
@@ -116,8 +122,8 @@ def optimize(
 
     Raises:
         TypeError: if `model` is no module and holds none.
-        ValueError: for an unknown precision or padding, for "int8" or a sample and a module without a PreTrainedModel
-            inside, and for texts and no tokenizer.
+        ValueError: for an unknown precision or padding, for "int8", "auto" or a sample and a module without a
+            PreTrainedModel inside, and for texts and no tokenizer.
 
     Example:
 
@@ -165,7 +171,7 @@ def _optimize(
     """Do what `optimize` says."""
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
-    wanted = sample is not None or precision == "int8"
+    wanted = sample is not None or precision in ("int8", "auto")
     comparison = Comparison(model, roots[0], sample) if wanted else None
     changed: list[nn.Module] = []
     handle = Optimized((), (), None, "", _modules=changed)
@@ -201,22 +207,32 @@ def _change_products(
     if already := sum(isinstance(module, CachingLinear) for module in modules):
         handle.products += f"; {already} are as an earlier call left them"
     changed += layers
-    if library.is_used and precision is not None:
+    if library.is_used or (layers and packing().rows):
         for layer in layers:
             layer.__class__ = FastLinear
+    if library.is_used and precision is not None:
         for module in modules:
             if (ours := fused(module)) is not None:
                 changed.append(module)
                 module.__class__ = ours
-    if precision == "int8" and comparison is not None:
-        rounded, handle.agreement = quantize(comparison, rounded)
+    if precision == "int8" and not int8_rates().is_worthwhile:
+        handle.rounded, precision, rounded = f"int8 is {int8_rates()}: layers stay in float32", "float32", []
+    if comparison is not None:
+        taken = choose(comparison, rounded, precision or "float32")
+        precision, rounded, handle.agreement = taken.precision, taken.layers, taken.agreement
+        handle.choices = taken.choices
+    rounded = rounded if precision in KINDS else []
     for layer in rounded:
-        layer.__class__ = Bfloat16Linear if precision == "bfloat16" else Int8Linear
-    if comparison is not None and precision != "int8":
-        handle.agreement = comparison.agreement(comparison.copy())
-    count = sum(isinstance(layer, Bfloat16Linear | Int8Linear) for layer in layers)
-    handle.linear = None if precision is None else len(layers) - count
-    handle.rounded = f"{count} linear layers in {precision}" if count else ""
+        layer.__class__ = KINDS[str(precision)]
+    handle.linear = None if precision is None else len(layers) - len(rounded)
+    if rounded:
+        memory = sum(layer.weight.numel() for layer in rounded) * BYTES[str(precision)] / 1e6
+        handle.rounded = f"{len(rounded)} linear layers in {precision}: copies of weights, {memory:.3g} MB"
+    if packing().rows and handle.linear:
+        memory = sum(layer.weight.nbytes for layer in {*layers} - {*rounded}) / 1e6
+        handle.products += f"; calls of up to {packing().rows} tokens read packed copies of weights, {memory:.3g} MB"
+    if rounded or packing().rows:
+        handle.copies = "after writes through .data to single elements of a weight call refresh(); others are seen"
 
 
 def rates_of(library: Library) -> str:
