@@ -108,7 +108,7 @@ def own_products(monkeypatch):
     monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)  # batches are small here
     monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
     for module in (optimize_module, cpu_gemm):
-        monkeypatch.setattr(module, "packing", lambda *dtype: cpu_gemm.Packing(0, {}))
+        monkeypatch.setattr(module, "packed_rows", lambda *dtype: 0)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def used(monkeypatch):
     """oneDNN is used on any machine; the list has the sizes of its products."""
     monkeypatch.setattr(cpu_gemm, "linear_library", lambda: FAST)
     monkeypatch.setattr(cpu_gemm, "bmm_library", lambda: FAST)
-    monkeypatch.setattr(cpu_gemm, "packing", lambda: cpu_gemm.Packing(0, {}))
+    monkeypatch.setattr(cpu_gemm, "packed_rows", lambda: 0)
     seen, operator = [], cpu_gemm.onednn_linear
 
     def noted(rows, weight, bias):
@@ -197,6 +197,7 @@ def test_measured_and_chosen(monkeypatch):
     monkeypatch.undo()
     for library in (cpu_gemm.linear_library(), cpu_gemm.bmm_library()):
         assert library.torch_rate > 0 and 0 < library.torch_error < 1e-5
+    assert cpu_gemm.packed_rows() in (0, *cpu_gemm.PACKED_ROWS)
     assert FAST.is_used and not SLOW.is_used
     assert not Library(100.0, 900.0, 1e-7, 2e-3).is_used  # it rounds to bfloat16, as on a processor with AMX
 
@@ -204,9 +205,12 @@ def test_measured_and_chosen(monkeypatch):
 def test_the_environment_decides(monkeypatch):
     monkeypatch.undo()
     uncached = {name: getattr(cpu_gemm, name).__wrapped__ for name in ("linear_library", "bmm_library")}
-    for value, allowed in {"0": (False, False), "linear": (True, False), "1": (True, True)}.items():
+    products = {"0": (False, False), "linear": (True, False), "unpacked": (True, True), "1": (True, True)}
+    for value, allowed in products.items():
         monkeypatch.setenv(cpu_gemm.SETTING, value)
         assert tuple(measure().allowed for measure in uncached.values()) == allowed
+        if value in ("0", "unpacked"):
+            assert cpu_gemm.packed_rows.__wrapped__() == 0
     monkeypatch.setenv(cpu_gemm.SETTING, "yes")
     with raises(ValueError, cpu_gemm.SETTING, "yes"):
         uncached["linear_library"]()

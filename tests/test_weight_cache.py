@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 
 import hf_relpos
 from hf_relpos.attention import cpu_gemm
-from hf_relpos.attention.cpu_gemm import FastLinear, Packing
+from hf_relpos.attention.cpu_gemm import FastLinear
 from hf_relpos.attention.weight_cache import ATTRIBUTE, WHOLE, sample_of
 from hf_relpos.host.torch import has_packed_weights
 from hf_relpos.live import low_precision
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not has_packed_weights(), reason="this PyTorch d
 def packed(monkeypatch):
     """Weights are packed on any machine."""
     for module in (cpu_gemm, low_precision, sys.modules["hf_relpos.live.optimize"]):
-        monkeypatch.setattr(module, "packing", lambda dtype=torch.float32: Packing(ROWS, {8: 2.0, ROWS: 1.1}))
+        monkeypatch.setattr(module, "packed_rows", lambda *dtype: ROWS)
 
 
 def adapter(weight, rank=4):

@@ -6,7 +6,7 @@ process has, and compared with float64. oneDNN is used if it is faster and as ex
 
 - `linear` calls oneDNN's own operator on the weight as it is, forward and backward. No global state is changed.
 - In inference, a layer of few tokens is bound by reading its weight, and oneDNN reads a copy in its own layout faster.
-  `FastLinear` keeps such a copy (`weight_cache`) for calls of up to `packing().rows` tokens.
+  `FastLinear` keeps such a copy (`weight_cache`) for calls of up to `packed_rows()` tokens.
 - PyTorch has no such operator for `bmm`. `fast_bmm()` changes `torch.backends.mkldnn.matmul.fp32_precision` and
   restores it at the end. Other threads see this setting, too. With it oneDNN may round to bfloat16, and does on
   processors with AMX. The measurement finds that error, and oneDNN is then not used.
@@ -174,50 +174,38 @@ def bmm_library() -> Library:
     return replace(found, allowed=_setting() in ("unpacked", "1"))
 
 
-@dataclass(frozen=True)
-class Packing:
-    """Measurements of packed weights on this machine.
-
-    Attributes:
-        rows: the most tokens of a call for which they are used; 0 if they are not used.
-        gain: how many times as fast they are, by the number of tokens.
-    """
-
-    rows: int
-    gain: dict[int, float]
-
-
 def _each(run: Callable[..., torch.Tensor], rows: torch.Tensor, weights: list[torch.Tensor]) -> None:
     for weight in weights:
         run(rows, weight, None)
 
 
 @functools.cache
-def packing(dtype: torch.dtype = torch.float32) -> Packing:
-    """Measure products by packed weights, of more memory than caches have, once per process, in 0.1 seconds.
+def packed_rows(dtype: torch.dtype = torch.float32) -> int:
+    """The most tokens of a call for which packed weights are faster on this machine; 0 if they are not.
+
+    Measured once per process, in a quarter of a second, with more memory than caches have.
 
     Args:
         dtype: float32 or bfloat16.
     """
     if not has_packed_weights() or _setting() in ("0", "unpacked"):
-        return Packing(0, {})
+        return 0
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(768, 768, generator=generator).to(dtype) for _ in range(16)]
     try:
         packed = [pack_weight(each) for each in weights]
     except RuntimeError:  # bfloat16 on a processor without instructions that it needs
-        return Packing(0, {})
+        return 0
     used = onednn_linear if dtype == torch.float32 and linear_library().is_used else nn.functional.linear
-    most, gain = 0, {}
+    most = 0
     for count in PACKED_ROWS:
         rows = torch.randn(count, 768, generator=generator).to(dtype)
-        plain, fast = (partial(_each, run, rows, known) for run, known in ((used, weights), (onednn_linear, packed)))
-        taken = seconds_of({"plain": plain, "packed": fast}, rounds=2)
-        gain[count] = taken["plain"] / taken["packed"]
-        if gain[count] < PACKED_FASTER:
+        runs = {"plain": partial(_each, used, rows, weights), "packed": partial(_each, onednn_linear, rows, packed)}
+        taken = seconds_of(runs, rounds=2)
+        if taken["plain"] < PACKED_FASTER * taken["packed"]:
             break
         most = count
-    return Packing(most, gain)
+    return most
 
 
 # Linear layers -------------------------------------------------------------------------------------------------------
@@ -276,7 +264,7 @@ def linear_activation(
 def _weight_of(rows: torch.Tensor, weight: torch.Tensor, layer: nn.Linear | None) -> torch.Tensor | None:
     """The weight for oneDNN, packed or as it is; None where PyTorch's own product is used."""
     count = rows.shape[:-1].numel()
-    if layer is not None and count <= packing().rows:
+    if layer is not None and count <= packed_rows():
         packed: torch.Tensor | None = cached(layer, pack_weight, patient=True)
         if packed is not None:
             return packed

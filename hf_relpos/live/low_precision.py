@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..attention.cpu_gemm import has_gradients, linear, linear_library, packing, seconds_of
+from ..attention.cpu_gemm import has_gradients, linear, linear_library, packed_rows, seconds_of
 from ..attention.tracing import is_traced, is_transformed
 from ..attention.weight_cache import CachingLinear, cached
 from ..host.torch import (
@@ -47,7 +47,7 @@ class Bfloat16Linear(CachingLinear):
         often = has_gradients(input, weight, self.bias) or is_traced() or is_transformed()
         if weight.device.type != "cpu" or often:
             return nn.functional.linear(rows, weight.bfloat16(), bias).to(input.dtype)
-        if packing(torch.bfloat16).rows and fits_onednn_linear(input, weight, self.bias):
+        if packed_rows(torch.bfloat16) and fits_onednn_linear(input, weight, self.bias):
             return onednn_linear(rows, cached(self, _pack_bfloat16), bias).to(input.dtype)
         return nn.functional.linear(rows, cached(self, torch.Tensor.bfloat16), bias).to(input.dtype)
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packing
+from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packed_rows
 from ..attention.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
@@ -207,7 +207,7 @@ def _change_products(
     if already := sum(isinstance(module, CachingLinear) for module in modules):
         handle.products += f"; {already} are as an earlier call left them"
     changed += layers
-    if library.is_used or (layers and packing().rows):
+    if library.is_used or (layers and packed_rows()):
         for layer in layers:
             layer.__class__ = FastLinear
     if library.is_used and precision is not None:
@@ -228,10 +228,10 @@ def _change_products(
     if rounded:
         memory = sum(layer.weight.numel() for layer in rounded) * BYTES[str(precision)] / 1e6
         handle.rounded = f"{len(rounded)} linear layers in {precision}: copies of weights, {memory:.3g} MB"
-    if packing().rows and handle.linear:
+    if packed_rows() and handle.linear:
         memory = sum(layer.weight.nbytes for layer in {*layers} - {*rounded}) / 1e6
-        handle.products += f"; calls of up to {packing().rows} tokens read packed copies of weights, {memory:.3g} MB"
-    if rounded or packing().rows:
+        handle.products += f"; calls of up to {packed_rows()} tokens read packed copies of weights, {memory:.3g} MB"
+    if rounded or packed_rows():
         handle.copies = "after writes through .data to single elements of a weight call refresh(); others are seen"
 
 
