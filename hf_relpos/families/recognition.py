@@ -91,6 +91,15 @@ class CheckpointSpec:
             fields.pop("embedding_size", None)
         return fields
 
+    @property
+    def position_fields(self) -> dict[str, Any]:
+        """Fields of a RelPosBertConfig for its positions."""
+        return {
+            "position_embedding_type": self.scheme or STOCK_SCHEME,
+            "position_options": self.options,
+            "absolute_position_embeddings": self.absolute and self.scheme is not None,
+        }
+
     def folded_shapes(self, base: bool) -> dict[str, torch.Size]:
         """Shapes by stock name of tensors that have no parameter in a RelPosBert and are added to others."""
         if not self.config.get("use_task_id"):
@@ -98,9 +107,13 @@ class CheckpointSpec:
         shape = torch.Size((self.config.get("task_type_vocab_size", 3), self.config.get("hidden_size", 768)))
         return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
 
-    def with_head(self, head: "Head") -> "CheckpointSpec":
-        """The same for another head, on which some fields depend."""
-        return replace(self, config={**self.config, "architectures": [head.source]})
+    def with_head(self, source: str) -> "CheckpointSpec":
+        """The same for another head, the class `source` of the family, on which some fields depend."""
+        return replace(self, config={**self.config, "architectures": [source]})
+
+    def heads_by_stock(self) -> dict[str, str]:
+        """The family's class by class of stock BERT; of two, the first."""
+        return {stock: own for own, stock in reversed(self.family.heads(self.config).items())}
 
     def unpack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Convert tensors, by their names in a file, to tensors that correspond to BERT's one to one.
