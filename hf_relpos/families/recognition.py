@@ -16,7 +16,7 @@ from .errors import ConversionError, UnsupportedError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .names import is_scheme, is_table, to_stock
 from .privacy import without_local_paths
-from .registry import FAMILIES, OWN, resemblance
+from .registry import FAMILIES, OWN, defaults_of, resemblance
 
 
 # Fields of every family that are read before RelPosBertConfig checks them.
@@ -95,7 +95,7 @@ class CheckpointSpec:
         """Shapes by stock name of tensors that have no parameter in a RelPosBert and are added to others."""
         if not self.config.get("use_task_id"):
             return {}
-        shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
+        shape = torch.Size((self.config.get("task_type_vocab_size", 3), self.config.get("hidden_size", 768)))
         return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
 
     def with_head(self, head: "Head") -> "CheckpointSpec":
@@ -152,12 +152,13 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"{_hint(folder, config)}"
         )
     names = list(names)
-    family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"
+    kind_of_files, mark = model_type, f"model_type = {model_type!r}"
     for name, candidate in FAMILIES.items():
         if candidate.marks == model_type and (found := candidate.marked(config, names)):
-            family, mark = candidate, f"{found} marks a {name.upper()}"
+            kind_of_files, mark = name, f"{found} marks a {name.upper()}"
+    family = FAMILIES[kind_of_files]
     kind = config.get("position_embedding_type") or STOCK_SCHEME
-    completed = {**family.defaults, **without_local_paths(config)}
+    completed = {**defaults_of(kind_of_files), **without_local_paths(config)}
     completed |= family.told_by_tensors(completed, names)
     legacy = kind in family.legacy_types
     if reason := family.unsupported_reason(completed):
