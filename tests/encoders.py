@@ -143,7 +143,9 @@ def rope_fields(name: str, rope_type: str) -> dict[str, Any]:
     if rope_type == "longrope":
         parameters |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     kinds = ROTARY[name]
-    return {"rope_parameters": {kind: dict(parameters) for kind in kinds} if kinds else parameters}
+    found = {"rope_parameters": {kind: dict(parameters) for kind in kinds} if kinds else parameters}
+    # "dynamic" takes the trained length from here
+    return found | ({} if rope_type == "default" else {"max_position_embeddings": TRAINED})
 
 
 def build(
