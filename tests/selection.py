@@ -35,6 +35,7 @@ TIERS = {
         "fuzz_compile",
         "generation",
         "graph_export",
+        "live_splade",
         "live_tools",
         "loading_features",
         "offloading",

@@ -223,7 +223,7 @@ def test_run_and_a_process_that_forks(folder, tmp_path):
 def test_environment_variable_optimizes_what_is_loaded(folder):
     code = "import sys, hf_relpos; from transformers import BertModel; BertModel.from_pretrained(sys.argv[1])"
     done = run_code(code, folder, env=os.environ | {"HF_RELPOS_OPTIMIZE": "bfloat16"})
-    assert re.search("^hf-relpos: BertModel of .* layers in bfloat16$", done.stderr, re.MULTILINE)
+    assert re.search("^hf-relpos: BertModel of .* layers in bfloat16: ", done.stderr, re.MULTILINE)
 
 
 def test_environment_variable_values(folder, capsys, monkeypatch):

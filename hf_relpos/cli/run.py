@@ -15,10 +15,14 @@ from .options import TEXT, Fields, JsonFile, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
-Precision = StrEnum("Precision", "float32 bfloat16 int8")
+Precision = StrEnum("Precision", "float32 bfloat16 int8 auto")
 Padding = StrEnum("Padding", "zeros mask stock")
 PrecisionOption = Annotated[
-    Precision, typer.Option(help="Precision of linear layers; bfloat16 and int8 round, int8 most.")
+    Precision,
+    typer.Option(
+        help="Precision of linear layers; bfloat16 and int8 round, int8 most. auto: the fastest of these whose rows "
+        "keep a mean cosine of .995, on TEXT, or on random tokens where there is no text."
+    ),
 ]
 PaddingOption = Annotated[
     Padding,
