@@ -31,7 +31,7 @@ def stock_config(folder: Path, spec: CheckpointSpec) -> PreTrainedConfig:
     Raises:
         ConversionError: for values that Transformers rejects.
     """
-    return _from_dict(CONFIG_MAPPING[spec.family.stock], f"{folder / 'config.json'}: ", spec.config)
+    return _from_dict(CONFIG_MAPPING[str(spec.family.stock)], f"{folder / 'config.json'}: ", spec.config)
 
 
 def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:

@@ -101,7 +101,6 @@ MODELS = (
     Need(f"{MASKS}:create_bidirectional_mask", ("config", "inputs_embeds", "attention_mask", "and_mask_function")),
     Need(f"{MASKS}:and_masks"),
     Need(f"{MASKS}:ALL_MASK_ATTENTION_FUNCTIONS.register"),
-    Need("transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS.get_interface"),
     Need("transformers.activations:ACT2FN"),
     Need("transformers.utils.generic:merge_with_config_defaults"),
     Need(f"{CAPTURE}:capture_outputs"),
