@@ -30,7 +30,7 @@ from .schemes.registry import SCHEMES
 TOLERANCE = 1e-4
 BFLOAT16_TOLERANCE = 5e-2
 INT8_COSINE = 0.99  # of the states of random weights, which round worse than trained ones
-SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
 VOCABULARY = 60
 # Tokens of a row, and the attention window: with them each backend of the CPU has its turn.
 SHAPES = ((24, None), (320, None), (640, 32))

@@ -143,7 +143,9 @@ def rope_fields(name: str, rope_type: str) -> dict[str, Any]:
     if rope_type == "longrope":
         parameters |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     kinds = ROTARY[name]
-    return {"rope_parameters": {kind: dict(parameters) for kind in kinds} if kinds else parameters}
+    found = {"rope_parameters": {kind: dict(parameters) for kind in kinds} if kinds else parameters}
+    # "dynamic" takes the trained length from here
+    return found | ({} if rope_type == "default" else {"max_position_embeddings": TRAINED})
 
 
 def build(
@@ -237,9 +239,10 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest, as a share of the largest value; where Transformers has NaN, as in rows without tokens, none."""
+    """The largest, as a share of the largest value; none where Transformers has NaN, as in rows without tokens."""
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     if not theirs.numel():
         return 0.0
-    ours, theirs = (each.detach().double().masked_fill(theirs.isnan(), 0.0) for each in (ours, theirs))
+    same = theirs.isnan() | (theirs.isinf() & (ours == theirs))
+    ours, theirs = (each.detach().double().masked_fill(same, 0.0) for each in (ours, theirs))
     return float((ours - theirs).abs().nan_to_num(float("inf")).max() / theirs.abs().max().clamp(min=1e-30))

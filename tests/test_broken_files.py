@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,6 +199,13 @@ def test_a_broken_checkpoint_is_refused_by_name(tmp_path, checkpoints, name, spo
     with pytest.raises(ValueError, match=str(folder)) as caught:  # stock ones, too
         load_model(folder)
     assert words in str(caught.value)
+
+
+def test_an_index_with_a_tensor_that_its_shard_lacks(tmp_path, checkpoints):
+    folder = Path(shutil.copytree(checkpoints / "stock-shards", tmp_path / "checkpoint"))
+    index(lambda content: content["weight_map"].update(more=next(iter(content["weight_map"].values()))))(folder)
+    with raises(ConversionError, folder, f"lacks more, which {INDEX} expects there"):
+        convert(folder, tmp_path / "out")
 
 
 def test_a_broken_shard_of_a_variant_is_refused_by_name(tmp_path, checkpoints):

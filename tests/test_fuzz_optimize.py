@@ -6,8 +6,10 @@ Models and calls follow from a seed. Each model gets several calls in a row, and
 import contextlib
 import copy
 import importlib
+import inspect
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,14 +31,14 @@ from encoders import (
     tensors_of,
     tokens,
 )
-from fuzzing import COUNTS, attempt, examples
-from hypothesis import given, strategies as st
+from fuzzing import COUNTS, RIGHT, attempt, examples
+from hypothesis import Phase, given, settings, strategies as st
 from torch import nn
 
 from hf_relpos import optimize
 from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.cpu_gemm import Library
-from hf_relpos.live import encoder as live_encoder
+from hf_relpos.live import check, deberta, encoder as live_encoder, levels, mpnet, roformer, xlnet
 
 
 optimize_module = importlib.import_module(optimize.__module__)
@@ -75,8 +77,9 @@ def rarely(draw: random.Random, *values: Any, often: Any = None) -> Any:
 def mask_of(draw: random.Random) -> torch.Tensor:
     """(B, L), True for tokens."""
     kind, rows = draw.choice(PADDINGS), draw.randint(1, 6)
-    length = rarely(draw, rows, often=draw.randint(2, 34))
-    real = torch.arange(length) < torch.tensor([draw.randint(1, length) for _ in range(rows)])[:, None]
+    length = rarely(draw, rows, often=draw.randint(2, 40))
+    longest = draw.choice([length, length, (length + 1) // 2])  # which is padded to a multiple, too
+    real = torch.arange(length) < torch.tensor([draw.randint(1, longest) for _ in range(rows)])[:, None]
     if kind == "none":
         real[:] = True
     for row in range(rows) if kind in ("left", "both") else ():
@@ -86,7 +89,7 @@ def mask_of(draw: random.Random) -> torch.Tensor:
         real[draw.randrange(rows), draw.randrange(length)] ^= True
     if kind == "empty row":
         real[draw.randrange(rows)] = False
-    return real
+    return draw.choice([*[real] * 62, real[:0], real[:, :0]])
 
 
 def call_of(draw: random.Random, stock: nn.Module, name: str) -> tuple[list[Any], dict[str, Any], torch.Tensor]:
@@ -99,9 +102,13 @@ def call_of(draw: random.Random, stock: nn.Module, name: str) -> tuple[list[Any]
         inputs["input_ids"] = torch.where(~real & (torch.arange(length) % 3 == 0), MASK, inputs["input_ids"])
     # Transformers' XLNet raises an error for booleans
     inputs["attention_mask"] = real.to(rarely(draw, *MASKS[name == "XLNet" :], often=torch.long))
+    if draw.random() < 1 / 16 and not isinstance(stock, Head):  # those read masks (B, L)
+        dtype = next(stock.parameters()).dtype
+        added = torch.zeros(real.shape, dtype=dtype).masked_fill(~real, torch.finfo(dtype).min)
+        inputs["attention_mask"] = draw.choice([real, real.long(), added])[:, None, None]
     inputs["input_ids"] = inputs["input_ids"].to(rarely(draw, torch.int32, often=torch.long))
-    positions = rarely(draw, "shared", "rows", "rows", "gaps", "numbers")
-    if positions:
+    positions = draw.choice([*[""] * 12, "shared", "rows", "gaps", "numbers"])
+    if positions and rows:
         starts = torch.randint(0, 9, (rows, 1), generator=generator)
         found = torch.arange(length) + starts * (positions != "shared")
         found += (torch.arange(length) > length // 2) * 12 * (positions == "gaps")
@@ -119,13 +126,13 @@ def call_of(draw: random.Random, stock: nn.Module, name: str) -> tuple[list[Any]
         "use_cache": False,
         "head_mask": None,
         "return_loss": False,
-        "return_dict": draw.choice([False, True, None]),
+        "return_dict": draw.choice([False, False, True, None]),
         "output_hidden_states": True,
         "output_attentions": draw.random() < 0.5,
         "position_ids": None,
         "token_type_ids": None,
     }
-    given = draw.sample(sorted(keywords), draw.choice([0, 0, 0, 1, 1, 3]))
+    given = draw.sample(sorted(keywords), draw.choice([0, 0, 1, 1, 2, 3]))
     inputs |= {key: keywords[key] for key in given if key not in inputs}
     if draw.random() < 1 / 16:
         inputs["attention_mask"] = None
@@ -160,18 +167,18 @@ def assert_same(found, expected, real, may_be_zero, tolerance) -> None:
     Args:
         may_be_zero: (B, L), where a state may be zero; None for outputs that are no states.
     """
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys(), "other outputs"
     for key, want in expected.items():
-        got = found[key]
+        got, said = found[key], f"other numbers in {key}"
         assert got.shape == want.shape and got.dtype == want.dtype
         if want.shape[:2] != real.shape or want.dim() < 3:
-            assert difference(got, want) <= tolerance, key
+            assert difference(got, want) <= tolerance, said
             continue
-        assert difference(got[real], want[real]) <= tolerance, key
+        assert difference(got[real], want[real]) <= tolerance, said
         if may_be_zero is not None:
             zeros = (got == 0).flatten(2).all(2) & ~(want == 0).flatten(2).all(2)
-            assert not (zeros & ~may_be_zero).any(), key
-            assert difference(got[~zeros], want[~zeros]) <= tolerance, key
+            assert not (zeros & ~may_be_zero).any(), said
+            assert difference(got[~zeros], want[~zeros]) <= tolerance, said
 
 
 def assert_same_gradients(found, expected, tolerance) -> None:
@@ -181,7 +188,7 @@ def assert_same_gradients(found, expected, tolerance) -> None:
     largest = max((float(each.abs().max()) for each in finite.values()), default=0.0)
     for key, want in finite.items():
         apart = float((found[key] - want).abs().nan_to_num(float("inf")).max())
-        assert apart <= tolerance * largest, key
+        assert apart <= tolerance * largest, f"other gradients of {key}"
 
 
 @examples(few=150, shrink=False)
@@ -189,16 +196,17 @@ def assert_same_gradients(found, expected, tolerance) -> None:
 def test_optimize_calls_are_as_in_transformers(plans, seed):
     draw = random.Random(seed)
     name = draw.choice(NAMES)
-    head = draw.choice(["", "", "mean of tokens", *tasks_of(name), *HEADS])
+    head = "" if draw.random() < 0.5 else draw.choice([*tasks_of(name), *HEADS])
     dtype = draw.choice([torch.float64, torch.float64, torch.float32])
     # what heads read at hidden tokens is their users' affair under "mask"
     padding = rarely(draw, "stock", *["mask"] * (3 if head in ("", "mean of tokens") else 0), often="zeros")
-    fields = rope_fields(name, draw.choice(ROPE_TYPES)) if name in ROTARY else {}
+    fields = rope_fields(name, draw.choice([*ROPE_TYPES, *check.BY_BATCH])) if name in ROTARY else {}
     fields |= {"attn_implementation": "eager"} if draw.random() < 1 / 6 else {}
     stock = build(name, dtype, head if head in tasks_of(name) else "", **fields)
     stock = Head(stock, head).eval() if head in HEADS else stock
     ours = copy.deepcopy(stock)
     optimize(ours, padding=padding)
+    assert inspect.signature(ours.forward) == inspect.signature(stock.forward), "another signature"
     # sinusoids, rotations and some norms are rounded to float32, so that tokens at other positions differ
     tolerance = 1e-6 if dtype == torch.float64 else 1e-3
     for _ in range(5):
@@ -209,17 +217,16 @@ def test_optimize_calls_are_as_in_transformers(plans, seed):
         expected, their_gradients = outcome(stock, mode, args, inputs, real)
         plans.clear()
         found, gradients = outcome(ours, mode, args, inputs, real)
-        with attempt(f"optimize: {name}"):
-            if isinstance(expected, Exception) or isinstance(found, Exception):
-                assert type(found) is type(expected), f"{found!r} for {expected!r}"
-                COUNTS["optimize: calls", type(found).__name__] += 1
-            else:
-                assert_same(found, expected, real, None if head else may_be_zero, tolerance)
-                assert_same_gradients(gradients, their_gradients, tolerance)
-                COUNTS["optimize: calls", max(plans, default="") or "padding stays"] += 1
+        if isinstance(expected, Exception) or isinstance(found, Exception):
+            assert type(found) is type(expected), f"{found!r} for {expected!r}"
+            COUNTS["optimize: the same error", RIGHT] += 1
+        else:
+            assert_same(found, expected, real, None if head else may_be_zero, tolerance)
+            assert_same_gradients(gradients, their_gradients, tolerance)
+            COUNTS[f"optimize: {max(plans, default='') or 'padding stays'}", RIGHT] += 1
 
 
-@examples(few=30, shrink=False)
+@examples(few=30, share=0.2, shrink=False)
 @given(seed=SEEDS)
 def test_optimize_obeys_the_dropout_modules(seed):
     """Frozen dropout and Monte Carlo dropout: any of the Dropout modules may be in another mode than the model."""
@@ -242,8 +249,111 @@ def test_optimize_obeys_the_dropout_modules(seed):
             with torch.no_grad():
                 draws.append(torch.stack([model(**inputs)[0][real] for _ in range(4)]))
         spreads = [float(each.std(0).mean() / each.abs().mean()) for each in draws]
-        with attempt(f"optimize: dropout of {name}"):
+        with attempt("optimize: dropout"):
             if spreads[0] < 1e-9:
-                assert difference(draws[1], draws[0]) <= 1e-6
+                assert difference(draws[1], draws[0]) <= 1e-6, "other numbers without dropout"
             else:
-                assert 0.4 < spreads[1] / spreads[0] < 2.5
+                assert 0.4 < spreads[1] / spreads[0] < 2.5, "another spread"
+
+
+def padding_by_the_mask_alone(patch: pytest.MonkeyPatch) -> None:
+    for place in (live_encoder, levels):
+        patch.setattr(place, "is_padding", lambda setup, ids, real: ids is not None)
+
+
+def keywords_by_the_signature(patch: pytest.MonkeyPatch) -> None:
+    run = live_encoder.run
+
+    def strict(encoder, forward, setup, args, kwargs):
+        unknown = kwargs.keys() - set(live_encoder.parameters_of(forward)[0])
+        if unknown:
+            raise TypeError(f"unexpected keywords: {unknown}")
+        return run(encoder, forward, setup, args, kwargs)
+
+    patch.setattr(live_encoder, "run", strict)
+
+
+def signature_of_the_wrapper(patch: pytest.MonkeyPatch) -> None:
+    def unsigned(stock):
+        made = live_encoder.optimized_class(stock)
+        return type(
+            made.__name__, (made,), {"forward": lambda self, *args, **kwargs: made.forward(self, *args, **kwargs)}
+        )
+
+    patch.setattr(check, "optimized_class", unsigned)
+
+
+def bases_by_the_longest_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(check, "rotations_by_batch", lambda encoder: None)
+
+
+def dropout_by_the_attention(patch: pytest.MonkeyPatch) -> None:
+    for place in (deberta, mpnet, roformer, xlnet):
+
+        def attend(module, query, key, value, terms, mask, dropout, *rest, stock=place.attend_as_stock):
+            return stock(module, query, key, value, terms, mask, module.dropout.p * module.training, *rest)
+
+        patch.setattr(place, "attend_as_stock", attend)
+
+
+def levels_unchecked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(check, "differences", lambda found, expected, real: torch.zeros(len(real), dtype=torch.float64))
+
+
+def changed_calls(change: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]]) -> Callable[..., None]:
+    """A fault in how a call is computed without its padding: `change` gets its plan and its arguments."""
+
+    def put_back(patch: pytest.MonkeyPatch) -> None:
+        call = live_encoder.Plan.call
+
+        def changed(plan, encoder, forward, setup, given):
+            plan, given = change(plan, given)
+            return call(plan, encoder, forward, setup, given)
+
+        patch.setattr(live_encoder.Plan, "call", changed)
+
+    return put_back
+
+
+def changed_positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """Other position ids than the caller's."""
+
+    def changed(plan, given):
+        ids = given.get("position_ids")
+        return plan, given if ids is None else given | {"position_ids": change(ids).expand_as(ids)}
+
+    return changed_calls(changed)
+
+
+def return_dict_forgotten(plan, given):
+    return replace(plan, as_tuple=False), given | ({"return_dict": True} if plan.as_tuple else {})
+
+
+# Faults of earlier versions: how each is put back, the test that finds it, and what that says.
+CALLS, DROPOUT = test_optimize_calls_are_as_in_transformers, test_optimize_obeys_the_dropout_modules
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Any, str]] = {
+    "padding by the mask alone": (padding_by_the_mask_alone, CALLS, "other numbers in"),
+    "keywords by the signature": (keywords_by_the_signature, CALLS, "TypeError.*unexpected keywords.* for {"),
+    "return_dict forgotten": (changed_calls(return_dict_forgotten), CALLS, "other outputs"),
+    "signature of the wrapper": (signature_of_the_wrapper, CALLS, "another signature|other outputs"),  # of heads
+    "rotary bases by the longest row": (bases_by_the_longest_row, CALLS, "other numbers in"),
+    "levels unchecked": (levels_unchecked, CALLS, "other numbers in"),
+    "dropout by the attention": (dropout_by_the_attention, DROPOUT, "another spread|other numbers without dropout"),
+    "position ids ignored": (changed_positions(lambda ids: torch.arange(ids.shape[1])), CALLS, "other numbers in"),
+    "position ids of another row": (changed_positions(lambda ids: ids.flip(0)), CALLS, "other numbers in"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_optimize_old_faults_are_found(fault, plans, monkeypatch):
+    """The tests above can fail: with a fault put back, they find another outcome and no accident.
+
+    The check of `optimize` sees one of these, and in part: behind a head that passes keywords on, padding stays.
+    """
+    put_back, test, said = FAULTS[fault]
+    put_back(monkeypatch)
+    tries = settings(max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
+    again = tries(given(seed=SEEDS)(test.hypothesis.inner_test))
+    with pytest.raises(AssertionError, match=said):
+        again(*[plans] * (test is CALLS))

@@ -611,55 +611,6 @@ def test_an_encoder_that_is_not_known_is_said():
     assert "left the model (FNetModel): nothing inside maps tokens and a mask to hidden states" in str(optimize(model))
 
 
-# T5 of v1.1 has a GELU that is gated. XLNet and T5 of v1.0 have no part in `FEED_FORWARD`.
-FUSED = ["BERT", "v3", "v1", "MPNet", "RoFormer", "DistilBERT", "harmonic", "T5", *ROTARY]
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_activations_inside_the_product(name, onednn, monkeypatch):
-    """In inference; with hooks on its parts, a replaced forward, or gradients, stock's code runs."""
-    calls, real = [], real_tokens(LENGTHS["groups"])
-    fused = cpu_gemm.onednn_activation
-    monkeypatch.setattr(cpu_gemm, "onednn_activation", lambda *given: calls.append(1) or fused(*given))
-    gated = {"feed_forward_proj": "gated-gelu"} if name in ("T5", "UMT5") else {}
-    model, inputs = build(name, torch.float32, **gated), batch()
-    with torch.no_grad():
-        before = model(**inputs)[0]
-    handle = optimize(model)
-    part = next(module for module in model.modules() if type(module).__name__.startswith("Fused"))
-    linear = getattr(part, part.parts.linear)
-    activation = getattr(part, part.parts.activation) if part.parts.activation else linear
-
-    def count() -> int:
-        calls.clear()
-        with torch.no_grad():
-            assert_equal_numbers(model(**inputs)[0][real], before[real], 1e-5)
-        return len(calls)
-
-    assert count() == 2 and isinstance(pickle.loads(pickle.dumps(part)), type(part))
-    for inner in (linear, activation):
-        hook = inner.register_forward_hook(lambda module, args, out: None)
-        assert count() == 1
-        hook.remove()
-    linear.forward = linear.forward
-    assert count() == 1
-    del linear.forward
-    hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: None)
-    assert count() == 0
-    hook.remove()
-    with pytest.MonkeyPatch.context() as patch:
-        kind = type(activation)
-        stock = kind.forward
-        patch.setattr(kind, "forward", lambda self, states: stock(self, states))
-        assert count() == 0
-    assert count() == 2
-    calls.clear()
-    results(model, inputs)
-    assert not calls
-    handle.undo()
-    assert count() == 0 and type(part).__module__.startswith("transformers.")
-
-
 @pytest.mark.parametrize("accelerate", [optimize, attention_alone])
 @pytest.mark.parametrize("name", HEADED)
 @torch.no_grad()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from folders import contents
 from transformers import BertConfig, BertModel
 from typer.testing import CliRunner
 
@@ -57,15 +58,6 @@ def sentence_transformer(source):
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     (source / "2_Normalize").mkdir()
-
-
-def contents(folder):
-    """Path to bytes of every file below; links are not followed."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    }
 
 
 def refuse(words, source, out, tmp_path, **arguments):
@@ -133,6 +125,7 @@ def test_files_with_names_of_a_checkpoint_are_none_without_weights(source, tmp_p
     for name in files:
         (tmp_path / "out" / name).write_text('{"port": 80}')
     refuse(r"its files .* are not a checkpoint", source, tmp_path / "out", tmp_path)
+    refuse("is a file", source, tmp_path / "out" / name, tmp_path)
 
 
 def test_a_file_that_comes_during_the_conversion_is_kept(source, tmp_path, monkeypatch):

@@ -234,15 +234,6 @@ def test_mpnet_keeps_its_bias(tmp_path):
     assert origin["encoder.relative_attention_bias.weight"] == "reused"
 
 
-def test_mpnet_past_all_its_buckets(tmp_path):
-    """Distances from 1 to 150: on the same logarithmic scale as the source's."""
-    stock, source = saved(tmp_path / "stock", "mpnet", max_position_embeddings=162)
-    convert(source, tmp_path / "out")
-    ids = torch.randint(2, WORDS, (1, 160))
-    model = RelPosBertModel.from_pretrained(tmp_path / "out")
-    assert_same_outputs(stock, model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-
-
 def test_mpnet_without_its_table(tmp_path):
     _, source = saved(tmp_path / "stock", "mpnet")
     dropped = convert(source, tmp_path / "relative", method="drop")

@@ -35,7 +35,6 @@ from ..host.torch import (
     fits_onednn_linear,
     has_onednn_linear,
     has_packed_weights,
-    onednn_activation,
     onednn_linear,
     onednn_matmul,
     pack_weight,
@@ -238,27 +237,6 @@ def linear(
         out: torch.Tensor = _Linear.apply(rows, weight, bias)
         return out
     return onednn_linear(rows, known, bias)
-
-
-def linear_activation(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: nn.Linear | None, activation: str
-) -> torch.Tensor | None:
-    """An activation of `linear` in one pass, without gradients; None where oneDNN is not used, or for gradients.
-
-    Args:
-        rows: (…, D).
-        weight: (E, D).
-        bias: (E,), or None.
-        layer: as in `linear`.
-        activation: "gelu", "gelu_tanh" or "silu".
-
-    Returns:
-        (…, E).
-    """
-    if has_gradients(rows, weight, bias) or not _is_plain(rows, weight, bias):
-        return None
-    known = _weight_of(rows, weight, layer)
-    return None if known is None else onednn_activation(rows, known, bias, activation)
 
 
 def _weight_of(rows: torch.Tensor, weight: torch.Tensor, layer: nn.Linear | None) -> torch.Tensor | None:

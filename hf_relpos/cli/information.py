@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..console import new_table, plain_errors, spinner
+from ..families.errors import abbreviate
 from ..families.paths import check_source
 from .options import JsonFile
 from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars, write_json
@@ -40,8 +41,7 @@ def inspect(
         if trust_remote_code:
             found["differences"] = _differences(source, revision)
         write_json(json_file, found)
-    tables = found["tables"]
-    found["tables"] = (tables[0] + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")) if tables else "none"
+    found["tables"] = abbreviate(found["tables"], 1) or "none"
     if trust_remote_code:
         found["differences"] = (
             _by_cause(found["differences"]) or "every tensor is as in the files, or as in a new model"
@@ -74,7 +74,7 @@ def _by_cause(findings: dict[str, str]) -> str:
     names: dict[str, list[str]] = {}
     for name, finding in findings.items():
         names.setdefault(finding, []).append(name)
-    lines = (f"{each[0]}{f' and {len(each) - 1} more' * (len(each) > 1)}: {text}" for text, each in names.items())
+    lines = (f"{abbreviate(each, 1)}: {text}" for text, each in names.items())
     return f"\n{'':16}".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -64,7 +65,8 @@ def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPr
     with torch.random.fork_rng(devices=[]):
         # makes the initialisation of a missing pooler reproducible; torch.manual_seed would also seed other devices
         torch.default_generator.manual_seed(0)
-        model = ARCHITECTURES[source.architecture](config).to(source.dtype).eval()
+        model: Any = ARCHITECTURES[source.architecture](config)
+        model = model.to(source.dtype).eval()
     for name, parameter in model.named_parameters():
         if is_scheme(name) or name.endswith(TOKEN_TYPES):
             parameter.zero_()
@@ -123,7 +125,8 @@ def fold(model: RelPosBertPreTrainedModel, table: torch.Tensor, counts: torch.Te
     mean = (table.double() * (weight / weight.sum())[:, None]).sum(0)
     add_to_token_types(model, mean)
     if first_token is not None:
-        words = model.base_model.embeddings.word_embeddings.weight
+        embeddings: Any = model.get_input_embeddings()
+        words = embeddings.weight
         words[first_token] = (words[first_token].double() + table[0].double() - mean).to(words.dtype)
 
 
@@ -134,6 +137,7 @@ def add_to_token_types(model: RelPosBertPreTrainedModel, vector: torch.Tensor) -
     Returns:
         The name of the table of token types.
     """
-    types = model.base_model.embeddings.token_type_embeddings.weight
+    base: Any = model.base_model
+    types = base.embeddings.token_type_embeddings.weight
     types.copy_(types.double() + vector.double())
     return next(name for name, parameter in model.named_parameters() if parameter is types)

@@ -7,11 +7,12 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from ..families.checkpoint import conversion_errors
 from ..families.errors import ConversionError
 from ..families.loading import NOT_KEPT
 from ..families.recognition import CheckpointSpec
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, STOCK_SCHEME, find_scheme, scheme_parts
+from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
 from .methods import METHODS, Arguments, check_scheme
 
@@ -30,7 +31,7 @@ def stock_config(folder: Path, spec: CheckpointSpec) -> PreTrainedConfig:
     Raises:
         ConversionError: for values that Transformers rejects.
     """
-    return _from_dict(CONFIG_MAPPING[spec.family.stock], f"{folder / 'config.json'}: ", spec.config)
+    return _from_dict(CONFIG_MAPPING[str(spec.family.stock)], f"{folder / 'config.json'}: ", spec.config)
 
 
 def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:
@@ -39,14 +40,7 @@ def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:
     Raises:
         ConversionError: for values that Transformers or the scheme rejects.
     """
-    return _from_dict(
-        RelPosBertConfig,
-        f"{folder / 'config.json'}: ",
-        spec.fields,
-        position_embedding_type=spec.scheme or STOCK_SCHEME,
-        position_options=spec.options,
-        absolute_position_embeddings=spec.absolute and spec.scheme is not None,
-    )
+    return _from_dict(RelPosBertConfig, f"{folder / 'config.json'}: ", spec.fields, **spec.position_fields)
 
 
 def target_config(
@@ -177,10 +171,8 @@ def _find_scheme(name: Any) -> type[Scheme]:
     """
     if isinstance(name, list):
         raise ConversionError(f"position_embedding_type = {name!r}: give one scheme, not a list")
-    try:
+    with conversion_errors():
         return find_scheme(name)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
 
 
 def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:

@@ -18,7 +18,7 @@ from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
 from ..families.loading import NOT_KEPT
 from ..families.paths import local_folder
-from ..families.recognition import CheckpointSpec, Head, recognise
+from ..families.recognition import CheckpointSpec, recognise
 from ..families.registry import FAMILIES
 from ..files import atomic_folder, describe_write_error, write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
@@ -130,12 +130,12 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
         )
     spec = recognise(Path("config.json"), _fields(model.config, family))
     head = next(name for name, kind in ARCHITECTURES.items() if isinstance(model, kind))
-    heads = {stock: own for own, stock in reversed(family.heads(spec.config).items())}
+    heads = spec.heads_by_stock()
     if head not in heads:
         raise ConversionError(
             f"{type(model).__name__}: {family.class_prefixes[0]} has no such head; it has {', '.join(heads)}"
         )
-    spec = spec.with_head(Head(heads[head], head))
+    spec = spec.with_head(heads[head])
     own, again = model.config, source_config(Path("config.json"), spec)
     differing = [
         name

@@ -81,7 +81,7 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
     conversion.details["speed"] = speed(student, teacher)
     spent = pairwise(marks.items())
     conversion.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
-    model.to("cpu", dtype)
+    model.to("cpu", dtype)  # type: ignore[arg-type]  # Transformers' decorator hides self
     return {
         name: "trained" if is_scheme(name) else "trained to reproduce the source's outputs on text"
         for name, tensor in model.state_dict().items()
@@ -146,7 +146,7 @@ def _distil(
     if conversion.source_config.has_absolute_table:
         _fold(student, teacher, windows, conversion.source_table.float(), limit)
     for model in (student, teacher):
-        model.to(conversion.device)
+        model.to(conversion.device)  # type: ignore[arg-type]  # Transformers' decorator hides self
     pairs = zip(windows.ids, windows.token_types, strict=True)
     rows = [{"input_ids": ids, "token_type_ids": types} for ids, types in pairs]
     losses = dict(DEFAULT_LOSSES)
@@ -173,7 +173,7 @@ def _frozen(student: RelPosBertPreTrainedModel, words: bool) -> Iterator[None]:
 
     They are five sixths of the parameters of all-MiniLM-L6-v2, and training them brings it no closer to the source.
     """
-    base = student.base_model
+    base: Any = student.base_model
     matrices = [part.dense.weight for layer in base.encoder.layer for part in (layer.intermediate, layer.output)]
     matrices += [base.embeddings.word_embeddings.weight] if words else []
     flags = [matrix.requires_grad for matrix in matrices]
@@ -203,7 +203,8 @@ def _fold(
     for ids in windows.ids:
         counts[: len(ids)] += len(ids) / min(len(ids), limit)  # a long row counts once per window
     first_token = shared_first_token(windows.ids)
-    words = student.base_model.embeddings.word_embeddings.weight
+    embeddings: Any = student.get_input_embeddings()
+    words = embeddings.weight
     before = None if first_token is None else words[first_token].clone()
     fold(student, table, counts, first_token)
     predictions = getattr(getattr(teacher, "cls", None), "predictions", None)

@@ -145,7 +145,7 @@ def _read(conversion: Conversion) -> Conversion:
         # sentence-transformers saves only the encoder, but with the class name of the original model
         head = choose_head(spec, folder, f"{spec.family.class_prefixes[0]}Model")
     source = replace(conversion.source, architecture=head.stock)
-    conversion = replace(conversion, source=source, spec=spec.with_head(head), head=head)
+    conversion = replace(conversion, source=source, spec=spec.with_head(head.source), head=head)
     checkpoint = rename_and_validate(
         source,
         raw,

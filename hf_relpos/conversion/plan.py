@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..data.seed import check_seed
-from ..data.text import TextError, pair_fields, paths_or_documents
-from ..families.checkpoint import Checkpoint, read_config, tensor_names
+from ..data.text import pair_fields, paths_or_documents
+from ..families.checkpoint import Checkpoint, conversion_errors, read_config, tensor_names
 from ..families.errors import ConversionError
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_table
@@ -160,17 +160,15 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
             f"method = {given.method!r} is unknown{nearest(given.method, METHODS)}; known methods: "
             f"{', '.join(METHODS)}"
         )
-    try:
+    with conversion_errors():
         check_seed(given.seed)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
     top, commit, layout = locate(given.source, given.revision, given.allow_pickle)
     check_apart(top, target)  # the cache of the Hub
     folder = top / layout.encoder
     saved = read_config(folder)
     spec = recognise(folder, saved, tensor_names(folder, given.allow_pickle))
     head = choose_head(spec, folder, given.architecture)
-    spec = spec.with_head(head)
+    spec = spec.with_head(head.source)
     given = choose_method(choose_quality(given, spec), spec, folder)
     texts = check_text(given)
     options, device = resolve_options(given), check_device(given)
@@ -252,18 +250,16 @@ def check_text(given: Arguments) -> list[Path] | list[str] | None:
         raise ConversionError(
             f"texts were given, but method = {method!r} does not use them; leave them out, or use method = 'distil'"
         )
-    try:
+    with conversion_errors():
         found = None if texts is None else paths_or_documents(texts)
         if fields != "text":
             if found is None or not isinstance(found[0], Path):
-                raise TextError(
+                raise ConversionError(
                     f"field = {fields!r} (--field) requires files or datasets with fields; leave it out, or give "
                     "texts as paths"
                 )
             pair_fields(found, fields)
-        return found
-    except TextError as error:
-        raise ConversionError(str(error)) from error
+    return found
 
 
 def check_device(given: Arguments) -> torch.device:

@@ -9,11 +9,11 @@ from .names import Rule
 
 def albert_layers(config: Mapping[str, Any]) -> list[str]:
     """Prefixes of ALBERT's layers: groups of consecutive layers share the tensors of `inner_group_num` layers."""
-    layers, groups = config["num_hidden_layers"], config["num_hidden_groups"]
+    layers, groups = config["num_hidden_layers"], config.get("num_hidden_groups", 1)
     return [
         f"encoder.albert_layer_groups.{number * groups // layers}.albert_layers.{inner}."
         for number in range(layers)
-        for inner in range(config["inner_group_num"])
+        for inner in range(config.get("inner_group_num", 1))
     ]
 
 
@@ -52,22 +52,6 @@ FAMILIES: dict[str, Family] = {
             Rule("predictions.*", "cls.predictions.*"),
         ),
         stock="albert",
-        defaults={
-            "vocab_size": 30000,
-            "embedding_size": 128,
-            "hidden_size": 4096,
-            "num_hidden_layers": 12,
-            "num_hidden_groups": 1,
-            "inner_group_num": 1,
-            "num_attention_heads": 64,
-            "intermediate_size": 16384,
-            "hidden_act": "gelu_new",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "classifier_dropout_prob": 0.1,
-            "bos_token_id": 2,
-            "eos_token_id": 3,
-        },
         dropped_fields=(
             *("num_hidden_groups", "inner_group_num", "gap_size", "net_structure_type", "num_memory_blocks"),
             *("down_scale_factor", *OF_DECODERS),

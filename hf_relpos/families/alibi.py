@@ -7,13 +7,14 @@ Both have model_type "bert", and Transformers has no class for either. The origi
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..models.checks import FEED_FORWARD_TYPES
 from .family import ALL, Family, Layout, Positions, Tensors, renamed
-from .fused import join_projections, split_projections
+from .fused import exchanged_halves, hidden_size, join, projections, split
 from .names import Rule, from_stock
 
 
@@ -24,7 +25,7 @@ GATED_RULES = renamed(
     {"mlp.gated_layers": "intermediate.dense", "mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}
 )
 GATED = r"\.mlp\.gated_layers\."
-JINA_CODE, DENSE = ".mlp.up_gated_layer.", ".intermediate.dense."
+JINA_CODE = ".mlp.up_gated_layer."
 # Of the variant for code; its repository is named in `auto_map`.
 CODE_RULES = renamed(
     {
@@ -36,8 +37,8 @@ CODE_RULES = renamed(
 CODE_REPOSITORY = "qk-post-norm"
 # Fields set in a configuration from the tensors.
 ABSOLUTE_TABLE, CODE_VARIANT = "_absolute_table", "_code_variant"
-
-FUSED = ".attention.self.Wqkv."
+JINA_JOINTS = (exchanged_halves(JINA_CODE, ".intermediate.dense."),)
+MOSAIC_JOINTS = (projections(".attention.self.Wqkv.", hidden_size),)
 
 
 def _alibi(config: Mapping[str, Any]) -> Positions:
@@ -114,24 +115,11 @@ def _is_for_code(config: Mapping[str, Any]) -> bool:
     return bool(config.get(CODE_VARIANT)) or CODE_REPOSITORY in str(config.get("auto_map"))
 
 
-def _unpack_jina(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Exchange the halves of the gated unit of the variant for code: here the first one is activated."""
-    unpacked = dict(tensors)
-    for name in [name for name in tensors if JINA_CODE in name]:
-        tensor = unpacked.pop(name)
-        unpacked[name.replace(JINA_CODE, DENSE)] = tensor.roll(len(tensor) // 2, 0)
-    return unpacked
-
-
 def _pack_jina(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     if not _is_for_code(config):
         return _gated_names(config, tensors)
-    packed = {}
-    for name, tensor in tensors.items():
-        if DENSE in name:
-            name, tensor = name.replace(DENSE, JINA_CODE), tensor.roll(len(tensor) // 2, 0)
-        packed[_their_name(name, CODE_RULES)] = tensor
-    return packed
+    joined = join(JINA_JOINTS, config, tensors)
+    return {_their_name(name, CODE_RULES): tensor for name, tensor in joined.items()}
 
 
 def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
@@ -161,7 +149,7 @@ def _pack_mosaic(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch
     tensors = _gated_names(config, tensors)
     if "cls.predictions.decoder.bias" in tensors:  # the original head has one bias
         tensors.pop("cls.predictions.bias", None)
-    return join_projections(tensors, FUSED)
+    return join(MOSAIC_JOINTS, config, tensors)
 
 
 FAMILIES: dict[str, Family] = {
@@ -176,7 +164,7 @@ FAMILIES: dict[str, Family] = {
         positions=_alibi,
         position_types=("alibi",),
         fields=_jina_fields,
-        unpack=_unpack_jina,
+        unpack=partial(split, JINA_JOINTS),
         pack=_pack_jina,
         marker="feed_forward_type",
         not_marking=FEED_FORWARD_TYPES,
@@ -200,7 +188,7 @@ FAMILIES: dict[str, Family] = {
         positions=_alibi,
         position_types=("alibi",),
         fields=lambda config: {"feed_forward_type": "glu", "hidden_act": "gelu"},
-        unpack=lambda config, tensors: split_projections(tensors, FUSED, config.get("hidden_size", 768)),
+        unpack=partial(split, MOSAIC_JOINTS),
         pack=_pack_mosaic,
         marker="alibi_starting_size",
         signature_tensors=(GATED, r"\.attention\.self\.Wqkv\."),

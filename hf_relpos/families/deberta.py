@@ -3,14 +3,16 @@
 Queries at padding attend to nothing there, and to the real tokens here, so outputs at padding differ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
-from .family import MOST, OF_DECODERS, Family, Layout, Positions, Tensors, renamed
+from .family import MOST, OF_DECODERS, Family, Layout, Positions, renamed
+from .fused import Joint, join, split
 from .names import Rule
 
 
@@ -132,42 +134,24 @@ def _told_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, A
     return {"legacy": False} if newer and not any(name.startswith("cls.predictions.") for name in names) else {}
 
 
-def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+def _split_heads(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """Split in_proj (3D, D), with q, k and v of each head in turn, into three projections (D, D)."""
     heads, size = config["num_attention_heads"], config["hidden_size"]
-    unpacked = {}
-    for name, tensor in tensors.items():
-        if not name.endswith(".attention.self.in_proj.weight"):
-            unpacked[name] = tensor
-            continue
-        if tensor.shape != (3 * size, size) or size % heads:
-            raise ConversionError(
-                f"{name} has shape {tuple(tensor.shape)}, and config.json makes it {(3 * size, size)} for {heads} "
-                "heads; correct config.json or take the weights that belong to it"
-            )
-        parts = tensor.unflatten(0, (heads, 3, -1)).unbind(1)
-        stem = name.removesuffix("in_proj.weight")
-        unpacked |= {
-            f"{stem}{part}_proj.weight": rows.flatten(0, 1)
-            for part, rows in zip(("query", "key", "value"), parts, strict=True)
-        }
-    return unpacked
+    if tensor.shape != (3 * size, size) or size % heads:
+        raise ConversionError(
+            f"{name} has shape {tuple(tensor.shape)}, and config.json makes it {(3 * size, size)} for {heads} "
+            "heads; correct config.json or take the weights that belong to it"
+        )
+    return [rows.flatten(0, 1) for rows in tensor.unflatten(0, (heads, 3, -1)).unbind(1)]
 
 
-def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+def _join_heads(config: Mapping[str, Any], name: str, *parts: torch.Tensor) -> Iterable[torch.Tensor]:
     heads = config["num_attention_heads"]
-    packed = {}
-    for name, tensor in tensors.items():
-        stem = name.removesuffix("query_proj.weight")
-        if stem != name:
-            parts = [tensors[f"{stem}{part}_proj.weight"] for part in ("query", "key", "value")]
-            rows = torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1)
-            packed[f"{stem}in_proj.weight"] = rows.flatten(0, 2)
-        elif not name.endswith((".self.key_proj.weight", ".self.value_proj.weight")):
-            packed[name] = tensor
-    return packed
+    return [torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2)]
 
 
+SEPARATE = tuple(f".attention.self.{name}_proj." for name in ("query", "key", "value"))
+JOINTS = (Joint((".attention.self.in_proj.",), SEPARATE, _split_heads, _join_heads),)
 COMMON: dict[str, Any] = {
     "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
     "told_by_tensors": _told_by_tensors,
@@ -192,16 +176,6 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         stock="deberta-v2",
-        defaults={
-            "vocab_size": 128100,
-            "hidden_size": 1536,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 24,
-            "intermediate_size": 6144,
-            "type_vocab_size": 0,
-            "layer_norm_eps": 1e-7,
-            "pooler_hidden_act": "gelu",
-        },
         tokenizer="DebertaV2Tokenizer",
         positions=_positions_v2,
         fields=_fields_v2,
@@ -227,21 +201,12 @@ FAMILIES: dict[str, Family] = {
             Rule("*.attention.self.v_bias", "*.attention.self.value.bias"),
         ),
         stock="deberta",
-        defaults={
-            "vocab_size": 50265,
-            "type_vocab_size": 0,
-            "layer_norm_eps": 1e-7,
-            "pooler_hidden_act": "gelu",
-            # BERT's, which unpacking reads
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-        },
         tokenizer="DebertaTokenizer",
         positions=_positions,
         fields=_fields_v1,
         unsupported_reason=_unsupported_reason_v1,
-        unpack=_unpack,
-        pack=_pack,
+        unpack=partial(split, JOINTS),
+        pack=partial(join, JOINTS),
         **COMMON,
         title="DeBERTa v1",
         published={"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},

@@ -30,15 +30,6 @@ FAMILIES: dict[str, Family] = {
             Rule("vocab_projector.b*", "cls.predictions.b*"),
         ),
         stock="distilbert",
-        defaults={
-            "dim": 768,
-            "hidden_dim": 3072,
-            "n_heads": 12,
-            "n_layers": 6,
-            "activation": "gelu",
-            "dropout": 0.1,
-            "attention_dropout": 0.1,
-        },
         dropped_fields=(
             "sinusoidal_pos_embds",
             "qa_dropout",

@@ -122,7 +122,8 @@ class Family:
         stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type);
             None if there is none, so that no outputs can be compared.
         title: name in documents.
-        defaults: defaults of its configuration that differ from BERT's.
+        defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
+            `registry.defaults_of`).
         dropped_fields: fields of its configuration that BERT does not have.
         renamed_fields: BERT's field by field of its configuration.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
@@ -224,5 +225,3 @@ ALL = tuple(
 
 # Heads with the same outputs that most families have.
 MOST = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-
-SPECIAL_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}

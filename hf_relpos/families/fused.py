@@ -1,6 +1,8 @@
-"""Tensors that hold several of BERT's: one projection of queries, keys and values, both halves of a gated unit."""
+"""Tensors that hold several of BERT's, such as one projection of queries, keys and values, or hold them otherwise."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,45 +11,95 @@ from .errors import ConversionError
 from .family import Tensors
 
 
-PROJECTIONS = tuple(f".attention.self.{name}." for name in ("query", "key", "value"))
+QUERY_KEY_VALUE = tuple(f".attention.self.{name}." for name in ("query", "key", "value"))
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta")
+# From the configuration, the name of the first tensor and the tensors to other tensors.
+Change = Callable[..., Iterable[torch.Tensor]]
 
 
-def split_projections(tensors: Tensors, fused: str, size: int) -> dict[str, torch.Tensor]:
-    """Split tensors of queries, keys and values, in this order, into those of each.
+@dataclass(frozen=True)
+class Joint:
+    """Tensors of a file, and the tensors of BERT with the same numbers.
 
-    Args:
-        tensors: by name; those whose name does not contain `fused` are returned as they are.
-        fused: a part of the names to split, which `PROJECTIONS` replace.
-        size: number of rows of each projection.
+    Attributes:
+        stored: parts of their names in the file.
+        ours: parts of BERT's names, which stand in the same places.
+        split: from the file's tensors to BERT's.
+        join: the inverse of `split`.
+    """
+
+    stored: tuple[str, ...]
+    ours: tuple[str, ...]
+    split: Change
+    join: Change
+
+
+def split(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """BERT's tensors in place of those of a file; others are returned as they are.
 
     Raises:
-        ConversionError: for a tensor with another number of rows.
+        ConversionError: for a tensor without those that belong to it, and for shapes that the configuration excludes.
     """
-    split: dict[str, torch.Tensor] = {}
+    return _regroup(tensors, [(each.stored, each.ours, partial(each.split, config)) for each in joints])
+
+
+def join(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The inverse of `split`."""
+    return _regroup(tensors, [(each.ours, each.stored, partial(each.join, config)) for each in joints])
+
+
+def _regroup(
+    tensors: Tensors, moves: list[tuple[tuple[str, ...], tuple[str, ...], Change]]
+) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        if fused not in name:
-            split[name] = tensor
+        move = next((each for each in moves if any(part in name for part in each[0])), None)
+        if move is None:
+            found[name] = tensor
             continue
-        if len(tensor) != 3 * size:
+        old, new, change = move
+        if old[0] in name:  # the others come with the first
+            together = [name.replace(old[0], part) for part in old]
+            for each in together:
+                if each not in tensors:
+                    raise ConversionError(f"{each} is not there, and {name} is; restore the file")
+            made = change(name, *(tensors[each] for each in together))
+            found |= {name.replace(old[0], part): each for part, each in zip(new, made, strict=True)}
+    return found
+
+
+def projections(stored: str, size: Callable[[Mapping[str, Any]], int]) -> Joint:
+    """One tensor of queries, keys and values, in this order.
+
+    Args:
+        stored: a part of its name.
+        size: from the configuration to the number of rows of each.
+    """
+
+    def thirds(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+        rows = size(config)
+        if len(tensor) != 3 * rows:
             raise ConversionError(
-                f"{name} has {len(tensor)} rows, and hidden_size = {size} makes it {3 * size}; correct config.json or "
+                f"{name} has {len(tensor)} rows, and hidden_size = {rows} makes it {3 * rows}; correct config.json or "
                 "take the weights that belong to it"
             )
-        split |= {name.replace(fused, own): part for own, part in zip(PROJECTIONS, tensor.chunk(3), strict=True)}
-    return split
+        return tensor.chunk(3)
+
+    return Joint((stored,), QUERY_KEY_VALUE, thirds, lambda config, name, *parts: [torch.cat(parts)])
 
 
-def join_projections(tensors: Tensors, fused: str) -> dict[str, torch.Tensor]:
-    """The inverse of `split_projections`."""
-    joined: dict[str, torch.Tensor] = {}
-    query = PROJECTIONS[0]
-    for name, tensor in tensors.items():
-        if query in name:
-            joined[name.replace(query, fused)] = torch.cat([tensors[name.replace(query, own)] for own in PROJECTIONS])
-        elif not any(own in name for own in PROJECTIONS):
-            joined[name] = tensor
-    return joined
+def hidden_size(config: Mapping[str, Any]) -> int:
+    """The width of a model, whose field a file may leave out."""
+    return int(config.get("hidden_size", 768))
+
+
+def exchanged_halves(stored: str, ours: str) -> Joint:
+    """A gated unit whose second half is activated; here it is the first."""
+
+    def exchange(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+        return [tensor.roll(len(tensor) // 2, 0)]
+
+    return Joint((stored,), (ours,), exchange, exchange)
 
 
 def other_value(config: Mapping[str, Any], only: Mapping[str, Any]) -> str:

@@ -5,16 +5,30 @@ tensors. Post-LN, a GLU whose second half is activated, and rotations of half a 
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from .family import MOST, Family, Layout, Positions, Tensors, renamed
-from .fused import ROPE_FIELDS, join_projections, other_value, rope_options, rope_scaling, split_projections
+from .fused import (
+    ROPE_FIELDS,
+    exchanged_halves,
+    hidden_size,
+    join,
+    other_value,
+    projections,
+    rope_options,
+    rope_scaling,
+    split,
+)
 from .names import Rule, from_stock
 
 
-FUSED, GATED, DENSE = ".attention.qkv_proj.", ".mlp.up_gate_proj.", ".intermediate.dense."
+JOINTS = (
+    exchanged_halves(".mlp.up_gate_proj.", ".intermediate.dense."),
+    projections(".attention.qkv_proj.", hidden_size),  # where `pack_qkv` says so
+)
 SEPARATE = {f"attention.{name[0]}_proj": f"attention.self.{name}" for name in ("query", "key", "value")}
 THEIRS = {
     "attention.o_proj": "attention.output.dense",
@@ -33,24 +47,13 @@ def _rules(model_type: str) -> tuple[Rule, ...]:
     return (Rule(f"{model_type}.*", "bert.*"), *renamed(SEPARATE | THEIRS), *heads)
 
 
-def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    size = config.get("hidden_size", 768)
-    split = split_projections(tensors, FUSED, size)
-    # our first half is activated
-    return {name.replace(GATED, DENSE): t.roll(len(t) // 2, 0) if GATED in name else t for name, t in split.items()}
-
-
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    # an encoder has no pooler
-    kept = {
-        name: t for name, t in tensors.items() if name != "cls.predictions.bias" and not name.startswith("pooler.")
-    }
-    if config.get("pack_qkv", True):
-        kept = join_projections(kept, FUSED)
     rules = _rules(config["model_type"])
+    joined = join(JOINTS if config.get("pack_qkv", True) else JOINTS[:1], config, tensors)
     return {
-        from_stock(name, rules).replace(DENSE, GATED): t.roll(len(t) // 2, 0) if DENSE in name else t
-        for name, t in kept.items()
+        from_stock(name, rules): tensor
+        for name, tensor in joined.items()
+        if name != "cls.predictions.bias" and not name.startswith("pooler.")  # an encoder has no pooler
     }
 
 
@@ -84,7 +87,7 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
         positions=lambda config: Positions(absolute=False, scheme="rope", options=rope_options(config, base)),
         position_types=("rope",),
         fields=lambda config: {"feed_forward_type": "glu"},
-        unpack=_unpack,
+        unpack=partial(split, JOINTS),
         pack=_pack,
         read_directly=True,
         unsupported_reason=_unsupported_reason,

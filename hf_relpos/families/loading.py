@@ -12,12 +12,11 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..models.checkpoint_files import variant_name
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.loading import HUB_ARGUMENTS
-from ..schemes.registry import STOCK_SCHEME
+from ..models.loading import hub_arguments
 from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot, tensor_names
 from .family import Family
 from .names import is_buffer, is_table
-from .recognition import CheckpointSpec, Head, recognise
+from .recognition import CheckpointSpec, recognise
 from .registry import FAMILIES, resemblance as resemblance
 
 
@@ -118,7 +117,7 @@ def state_dict(
     Raises:
         ValueError: for a checkpoint that has no counterpart here, or is broken.
     """
-    hub = {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
+    hub = hub_arguments(arguments)
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
     if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return None
@@ -136,9 +135,8 @@ def state_dict(
     if _family_of(config, stored) is None:
         return None
     spec = recognise(folder, config, stored)
-    heads = {stock: own for own, stock in reversed(spec.family.heads(spec.config).items())}
-    if architecture in heads:
-        spec = spec.with_head(Head(heads[architecture], architecture))
+    if (head := spec.heads_by_stock().get(architecture)) is not None:
+        spec = spec.with_head(head)
     tensors = {
         renamed: tensor[spec.cut :] if is_table(renamed) else tensor
         for name, tensor in spec.unpack(stored).items()
@@ -171,7 +169,5 @@ def _fields(spec: CheckpointSpec) -> dict[str, Any]:
         **kept,
         **({} if dtype is None else {"dtype": dtype}),
         "model_type": RelPosBertConfig.model_type,
-        "position_embedding_type": spec.scheme or STOCK_SCHEME,
-        "position_options": spec.options,
-        "absolute_position_embeddings": spec.absolute and spec.scheme is not None,
+        **spec.position_fields,
     }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import MOST, OF_DECODERS, SPECIAL_TOKENS, Family, Layout, Positions, renamed
+from .family import MOST, OF_DECODERS, Family, Layout, Positions, renamed
 from .names import Rule
 from .roberta import HEADS
 
@@ -13,7 +13,7 @@ MPNET_BUCKETS = 32
 
 
 def _mpnet_unsupported_reason(config: Mapping[str, Any]) -> str:
-    buckets = config["relative_attention_num_buckets"]
+    buckets = config.get("relative_attention_num_buckets", MPNET_BUCKETS)
     if buckets == MPNET_BUCKETS:
         return ""
     return (
@@ -43,7 +43,6 @@ FAMILIES: dict[str, Family] = {
             *HEADS,
         ),
         stock="mpnet",
-        defaults={"vocab_size": 30527, "relative_attention_num_buckets": MPNET_BUCKETS, **SPECIAL_TOKENS},
         dropped_fields=("relative_attention_num_buckets", "embedding_size", *OF_DECODERS),
         always_gelu=True,
         token_types=False,

@@ -12,7 +12,7 @@ import torch
 
 from .errors import ConversionError
 from .family import Family, Layout, Positions, Tensors, renamed
-from .fused import ROPE_FIELDS, join_projections, other_value, rope_options, rope_scaling, split_projections
+from .fused import ROPE_FIELDS, Joint, join, other_value, projections, rope_options, rope_scaling, split
 from .names import Rule, from_stock
 
 
@@ -23,8 +23,6 @@ THEIRS = {
     "norm2": "output.LayerNorm",
 }
 HEAD = Rule("cls.predictions.transform.layer_norm.*", "cls.predictions.transform.LayerNorm.*")
-FUSED, DENSE = ".attn.Wqkv.", ".intermediate.dense."
-GATE, UP = ".mlp.fc12.", ".mlp.fc11."
 LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
 # Linear layers that have no bias here where it is zero.
 BIASED = (".attention.output.dense.", ".output.dense.")
@@ -51,27 +49,26 @@ ONLY: dict[str, Any] = {
     "rotary_emb_scale_base": None,
     "num_experts": 0,
 }
-DEFAULTS = {
-    "vocab_size": 30528,
-    "max_position_embeddings": 2048,
-    "hidden_act": "silu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
 
 
 def _size(config: Mapping[str, Any]) -> int:
     return int(config.get("n_embd", config.get("hidden_size", 768)))
 
 
+JOINTS = (
+    projections(".attn.Wqkv.", _size),
+    Joint(
+        (".mlp.fc12.", ".mlp.fc11."),
+        (".intermediate.dense.",),
+        lambda config, name, *halves: [torch.cat(halves)],
+        lambda config, name, tensor: tensor.chunk(2),
+    ),
+)
+
+
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in tensors.items()}
-    found = split_projections(found, FUSED, _size(config))
-    for name in [name for name in found if GATE in name]:
-        up = name.replace(GATE, UP)
-        if up not in found:
-            raise ConversionError(f"{up} is not there, and {name} is; restore the file")
-        found[name.replace(GATE, DENSE)] = torch.cat([found.pop(name), found.pop(up)])
+    found = split(JOINTS, config, found)
     for name in [name for name in found if name.endswith((".attn.out_proj.weight", ".mlp.fc2.weight"))]:
         tensor = found[name]
         found.setdefault(f"{name.removesuffix('weight')}bias", tensor.new_zeros(len(tensor)))
@@ -81,15 +78,11 @@ def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tens
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     rules = (Rule("bert.*" if "n_embd" in config else "nomic_bert.*", "bert.*"), HEAD, *renamed(THEIRS))
     packed: dict[str, torch.Tensor] = {}
-    for name, tensor in join_projections(tensors, FUSED).items():
+    for name, tensor in join(JOINTS, config, tensors).items():
         their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
         if name.endswith("bias") and any(each in name for each in BIASED) and not _has_bias(config, name):
             if bool(tensor.any()):
                 raise ConversionError(f"{name} was trained, and NomicBERT has no such bias; keep the model as it is")
-        elif DENSE in their:
-            gate, up = tensor.chunk(2)
-            their = from_stock(their, rules)
-            packed |= {their.replace(DENSE, UP): up, their.replace(DENSE, GATE): gate}
         elif not name.startswith("pooler."):  # which an encoder does not have
             packed[from_stock(their, rules)] = tensor
     return packed
@@ -156,7 +149,6 @@ FAMILIES: dict[str, Family] = {
             Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
             HEAD,
         ),
-        defaults=DEFAULTS,
         dropped_fields=(
             *ONLY,
             *ROPE_FIELDS,

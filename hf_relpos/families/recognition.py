@@ -16,7 +16,7 @@ from .errors import ConversionError, UnsupportedError, abbreviate
 from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
 from .names import is_scheme, is_table, to_stock
 from .privacy import without_local_paths
-from .registry import FAMILIES, OWN, resemblance
+from .registry import FAMILIES, OWN, defaults_of, resemblance
 
 
 # Fields of every family that are read before RelPosBertConfig checks them.
@@ -91,16 +91,29 @@ class CheckpointSpec:
             fields.pop("embedding_size", None)
         return fields
 
+    @property
+    def position_fields(self) -> dict[str, Any]:
+        """Fields of a RelPosBertConfig for its positions."""
+        return {
+            "position_embedding_type": self.scheme or STOCK_SCHEME,
+            "position_options": self.options,
+            "absolute_position_embeddings": self.absolute and self.scheme is not None,
+        }
+
     def folded_shapes(self, base: bool) -> dict[str, torch.Size]:
         """Shapes by stock name of tensors that have no parameter in a RelPosBert and are added to others."""
         if not self.config.get("use_task_id"):
             return {}
-        shape = torch.Size((self.config["task_type_vocab_size"], self.config.get("hidden_size", 768)))
+        shape = torch.Size((self.config.get("task_type_vocab_size", 3), self.config.get("hidden_size", 768)))
         return {TASK_TYPES if base else f"bert.{TASK_TYPES}": shape}
 
-    def with_head(self, head: "Head") -> "CheckpointSpec":
-        """The same for another head, on which some fields depend."""
-        return replace(self, config={**self.config, "architectures": [head.source]})
+    def with_head(self, source: str) -> "CheckpointSpec":
+        """The same for another head, the class `source` of the family, on which some fields depend."""
+        return replace(self, config={**self.config, "architectures": [source]})
+
+    def heads_by_stock(self) -> dict[str, str]:
+        """The family's class by class of stock BERT; of two, the first."""
+        return {stock: own for own, stock in reversed(self.family.heads(self.config).items())}
 
     def unpack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Convert tensors, by their names in a file, to tensors that correspond to BERT's one to one.
@@ -152,12 +165,13 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"{_hint(folder, config)}"
         )
     names = list(names)
-    family, mark = FAMILIES[model_type], f"model_type = {model_type!r}"
+    kind_of_files, mark = model_type, f"model_type = {model_type!r}"
     for name, candidate in FAMILIES.items():
         if candidate.marks == model_type and (found := candidate.marked(config, names)):
-            family, mark = candidate, f"{found} marks a {name.upper()}"
+            kind_of_files, mark = name, f"{found} marks a {name.upper()}"
+    family = FAMILIES[kind_of_files]
     kind = config.get("position_embedding_type") or STOCK_SCHEME
-    completed = {**family.defaults, **without_local_paths(config)}
+    completed = {**defaults_of(kind_of_files), **without_local_paths(config)}
     completed |= family.told_by_tensors(completed, names)
     legacy = kind in family.legacy_types
     if reason := family.unsupported_reason(completed):

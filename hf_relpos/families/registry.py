@@ -4,8 +4,14 @@ All else follows from their entries: recognition of checkpoints, layouts in erro
 docs/families.md.
 """
 
+import functools
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from ..models.configuration_relpos_bert import RelPosBertConfig
 from . import albert, alibi, bert, deberta, distilbert, gte, mpnet, nomic, roberta, roformer, xlm_roberta_flash, xlnet
 from .bert import OWN as OWN
 from .family import Family, Layout
@@ -38,6 +44,20 @@ OTHER_LAYOUTS = {
 }
 # Layouts of the families, the most specific first.
 LAYOUTS = sorted({family.layout for family in FAMILIES.values() if family.layout}, key=lambda each: -len(each.tensors))
+
+
+@functools.cache
+def defaults_of(name: str) -> dict[str, Any]:
+    """What a family's configuration means where it leaves a field out: the defaults of its class in Transformers."""
+    family = FAMILIES[name]
+    if family.defaults or name not in CONFIG_MAPPING:
+        return family.defaults
+    ours, of_all = ({field.name for field in fields(kind)} for kind in (RelPosBertConfig, PreTrainedConfig))
+    own = CONFIG_MAPPING[name]().to_dict()
+    known = {field: value for field, value in own.items() if field in {*ours - of_all, *family.renamed_fields}}
+    if known.get("embedding_size") == known.get("hidden_size"):  # RoFormer's is the hidden size, whatever that is
+        known.pop("embedding_size", None)
+    return known
 
 
 def layout_of(names: Iterable[str]) -> Layout | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .family import LEGACY_TYPES, MOST, SPECIAL_TOKENS, Family, Layout
+from .family import LEGACY_TYPES, MOST, Family, Layout
 from .names import Rule
 
 
@@ -21,11 +21,11 @@ COMMON: dict[str, Any] = {
     "always_gelu": True,
     "padding": lambda config: config["pad_token_id"],
 }
-# `model_type`, prefix of class names, title, defaults.
-KINDS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("roberta", "Roberta", "RoBERTa", {"vocab_size": 50265, **SPECIAL_TOKENS}),
-    ("xlm-roberta", "XLMRoberta", "XLM-RoBERTa", SPECIAL_TOKENS),
-    ("camembert", "Camembert", "CamemBERT", SPECIAL_TOKENS),
+# `model_type`, prefix of class names, title.
+KINDS = (
+    ("roberta", "Roberta", "RoBERTa"),
+    ("xlm-roberta", "XLMRoberta", "XLM-RoBERTa"),
+    ("camembert", "Camembert", "CamemBERT"),
 )
 
 
@@ -33,11 +33,10 @@ FAMILIES: dict[str, Family] = {
     stock: Family(
         class_prefixes=(prefix,),
         stock=stock,
-        defaults=defaults,
         tokenizer=f"{prefix}Tokenizer",
         **COMMON,
         title=title,
         layout=Layout("RoBERTa", (r"(^|\.)roberta\.",)),
     )
-    for stock, prefix, title, defaults in KINDS
+    for stock, prefix, title in KINDS
 }

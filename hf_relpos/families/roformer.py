@@ -83,13 +83,6 @@ FAMILIES: dict[str, Family] = {
             Rule("classifier.out_proj.*", "classifier.*"),
         ),
         stock="roformer",
-        defaults={
-            "vocab_size": 50000,
-            "max_position_embeddings": 1536,
-            # BERT's, which the table depends on
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-        },
         dropped_fields=("rotary_value",),
         tokenizer="RoFormerTokenizer",
         positions=lambda config: Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"}),

@@ -11,8 +11,7 @@ from .registry import FAMILIES
 
 def example(name: str) -> dict[str, Any]:
     """A configuration like those of a family's published checkpoints."""
-    stock = FAMILIES[name].stock
-    known = CONFIG_MAPPING[stock if stock in CONFIG_MAPPING else "bert"]().to_dict()
+    known = CONFIG_MAPPING[name if name in CONFIG_MAPPING else "bert"]().to_dict()
     return {**known, **FAMILIES[name].defaults, **FAMILIES[name].published}
 
 

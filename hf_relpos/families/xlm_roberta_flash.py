@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .errors import ConversionError
-from .family import MOST, SPECIAL_TOKENS, Family, Layout, Positions, Tensors, renamed
-from .fused import ROPE_FIELDS, join_projections, rope_options, rope_scaling, split_projections
+from .family import MOST, Family, Layout, Positions, Tensors, renamed
+from .fused import ROPE_FIELDS, hidden_size, join, projections, rope_options, rope_scaling, split
 from .names import Rule, from_stock
 
 
@@ -35,7 +35,7 @@ RULES = (
     *renamed(THEIRS),
     Rule("roberta.*", "bert.*"),
 )
-FUSED = ".mixer.Wqkv."
+JOINTS = (projections(".mixer.Wqkv.", hidden_size),)
 LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # that the original code takes
@@ -78,7 +78,7 @@ def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tenso
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in merged(config, tensors).items()}
-    return split_projections(found, FUSED, config.get("hidden_size", 768))
+    return split(JOINTS, config, found)
 
 
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -90,7 +90,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
     is_classifier = {"classifier.weight", "bert.pooler.dense.weight"} <= tensors.keys()
     rules = (*CLASSIFIER, *RULES) if is_classifier else RULES
     packed = {}
-    for name, tensor in join_projections(tensors, FUSED).items():
+    for name, tensor in join(JOINTS, config, tensors).items():
         their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
         if name != "cls.predictions.bias":  # once, as the decoder's
             packed[from_stock(their.replace("predictions.decoder.bias", "predictions.bias"), rules)] = tensor
@@ -159,24 +159,11 @@ FAMILIES: dict[str, Family] = {
         marks="xlm-roberta",
         marker="use_flash_attn",
         signature_tensors=(r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\."),
-        defaults={"vocab_size": 250002, **SPECIAL_TOKENS},
+        defaults={"vocab_size": 250002, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         padding=lambda config: -1 if _is_rotary(config) else config["pad_token_id"],
         published={"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
     ),
     "jina_embeddings_v3": _family(
-        "JinaEmbeddingsV3",
-        "jina-embeddings-v3 of Transformers",
-        defaults={
-            "vocab_size": 250002,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "max_position_embeddings": 8194,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-            **SPECIAL_TOKENS,
-        },
-        published={"model_type": "jina_embeddings_v3"},
+        "JinaEmbeddingsV3", "jina-embeddings-v3 of Transformers", published={"model_type": "jina_embeddings_v3"}
     ),
 }

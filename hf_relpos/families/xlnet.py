@@ -1,71 +1,72 @@
 """XLNet (Yang et al., arXiv 1906.08237) as an encoder: no permutations, no memory of earlier segments."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from .errors import ConversionError
 from .family import OF_DECODERS, SUMMARY, Family, Layout, Positions, Tensors, renamed
+from .fused import Joint, join, split
 from .names import Rule
 
 
-# Projections (D, H, d) in a file, by the linear layer here.
-INPUTS = {".rel_attn.q": "query", ".rel_attn.k": "key", ".rel_attn.v": "value"}
-OUTPUT = ".rel_attn.o"
-SELF, DENSE = ".attention.self.", ".attention.output.dense."
 SCHEME = ("r", "r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")
 # Used in permutation language modelling only, but in the state dict of every XLNet.
 MASK = "mask_emb"
 
 
-def _check(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> None:
+def _rows(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A projection (D, H, d) as (D, H·d)."""
     size, heads = config["d_model"], config["n_head"]
     if tensor.shape != (size, heads, size // heads):
         raise ConversionError(
             f"{name} has shape {tuple(tensor.shape)}, and config.json makes it {(size, heads, size // heads)}; "
             "correct config.json or take the weights that belong to it"
         )
+    return tensor.flatten(1)
+
+
+def _by_head(config: Mapping[str, Any], tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(config["d_model"], config["n_head"], -1)
+
+
+def _output(config: Mapping[str, Any], name: str, weight: torch.Tensor, bias: torch.Tensor) -> Iterable[torch.Tensor]:
+    if bias.any():
+        raise ConversionError(
+            f"{name.removesuffix('weight')}bias is not zero, and XLNet has no such bias; it was trained here"
+        )
+    return [_by_head(config, weight)]
+
+
+JOINTS = (
+    *(
+        Joint(
+            (f".rel_attn.{name[0]}",),
+            (f".attention.self.{name}.weight",),
+            lambda config, name, tensor: [_rows(config, name, tensor).T.contiguous()],
+            lambda config, name, tensor: [_by_head(config, tensor.T).contiguous()],
+        )
+        for name in ("query", "key", "value")
+    ),
+    Joint(
+        (".rel_attn.o",),
+        (".attention.output.dense.weight", ".attention.output.dense.bias"),
+        lambda config, name, tensor: [_rows(config, name, tensor), tensor.new_zeros(len(tensor))],
+        _output,
+    ),
+)
 
 
 def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Convert projections (D, H, d) to weights (H·d, D) and (D, H·d), the latter with a zero bias."""
-    layers: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        stem, end = name[:-2], name[-2:]
-        part = INPUTS.get(f".rel_attn{end}") if stem.endswith(".rel_attn") else None
-        if part is not None:
-            _check(config, name, tensor)
-            layers[f"{stem.removesuffix('.rel_attn')}{SELF}{part}.weight"] = tensor.flatten(1).T.contiguous()
-        elif name.endswith(OUTPUT):
-            _check(config, name, tensor)
-            dense = name.removesuffix(OUTPUT) + DENSE
-            layers[f"{dense}weight"] = tensor.flatten(1)
-            layers[f"{dense}bias"] = tensor.new_zeros(len(tensor))
-        elif name.rpartition(".")[2] != MASK:
-            layers[name] = tensor
-    return layers
+    return split(JOINTS, config, {name: tensor for name, tensor in tensors.items() if not name.endswith(MASK)})
 
 
 def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
     """The inverse; `mask_emb`, which an encoder does not use, is zero."""
-    size, heads = config["d_model"], config["n_head"]
-    projections: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        found = next((old for old, part in INPUTS.items() if name.endswith(f"{SELF}{part}.weight")), None)
-        if found is not None:
-            stem = name[: name.index(SELF)]
-            projections[stem + found] = tensor.T.reshape(size, heads, -1).contiguous()
-        elif name.endswith(f"{DENSE}weight"):
-            projections[name.removesuffix(f"{DENSE}weight") + OUTPUT] = tensor.reshape(size, heads, -1)
-        elif name.endswith(f"{DENSE}bias"):
-            if tensor.any():
-                raise ConversionError(f"{name} is not zero, and XLNet has no such bias; it was trained here")
-        else:
-            projections[name] = tensor
-            if name.endswith("word_embedding.weight"):
-                projections[name.replace("word_embedding.weight", MASK)] = tensor.new_zeros(1, 1, size)
-    return projections
+    words = next(name for name in tensors if name.endswith("word_embedding.weight"))
+    mask = tensors[words].new_zeros(1, 1, config["d_model"])
+    return {**join(JOINTS, config, tensors), words.replace("word_embedding.weight", MASK): mask}
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,17 +117,6 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         stock="xlnet",
-        defaults={
-            "vocab_size": 32000,
-            "d_model": 1024,
-            "n_layer": 24,
-            "n_head": 16,
-            "d_inner": 4096,
-            "ff_activation": "gelu",
-            "pad_token_id": 5,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
         dropped_fields=(
             *SUMMARY,
             *OF_DECODERS,

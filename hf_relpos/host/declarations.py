@@ -101,7 +101,6 @@ MODELS = (
     Need(f"{MASKS}:create_bidirectional_mask", ("config", "inputs_embeds", "attention_mask", "and_mask_function")),
     Need(f"{MASKS}:and_masks"),
     Need(f"{MASKS}:ALL_MASK_ATTENTION_FUNCTIONS.register"),
-    Need("transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS.get_interface"),
     Need("transformers.activations:ACT2FN"),
     Need("transformers.utils.generic:merge_with_config_defaults"),
     Need(f"{CAPTURE}:capture_outputs"),
@@ -115,7 +114,8 @@ MODELS = (
 )
 # Classes of stock encoders that `optimize` replaces by subclasses.
 T5, XLNET = "transformers.models.t5.modeling_t5", "transformers.models.xlnet.modeling_xlnet"
-MT5, MPNET = "transformers.models.mt5.modeling_mt5", "transformers.models.mpnet.modeling_mpnet"
+MT5, UMT5 = "transformers.models.mt5.modeling_mt5", "transformers.models.umt5.modeling_umt5"
+MPNET = "transformers.models.mpnet.modeling_mpnet"
 ROFORMER = "transformers.models.roformer.modeling_roformer"
 DEBERTA = "transformers.models.deberta.modeling_deberta"
 DEBERTA_V2 = "transformers.models.deberta_v2.modeling_deberta_v2"
@@ -143,76 +143,11 @@ LIVE = {
     "DebertaV2Encoder": Need(f"{DEBERTA_V2}:DebertaV2Encoder.forward", DISENTANGLED_STACK),
     "DisentangledSelfAttention": Need(f"{DEBERTA_V2}:DisentangledSelfAttention.forward", DISENTANGLED),
     "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
-    "RoFormerSinusoidalPositionalEmbedding": Need(f"{ROFORMER}:RoFormerSinusoidalPositionalEmbedding"),
-}
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """The names inside a stock feed-forward part, or inside its first half.
-
-    Attributes:
-        file: the module of Transformers.
-        linear: the linear layer under the activation.
-        activation: its module; empty where the code calls GELU itself.
-        factor: the linear layer that the activation is multiplied with; "" for none, or `linear` for its second half.
-        rest: what comes after.
-        since: the release that has the class.
-    """
-
-    file: str
-    linear: str = "dense"
-    activation: str = "intermediate_act_fn"
-    factor: str = ""
-    rest: tuple[str, ...] = ()
-    since: str | None = None
-
-
-def _gated(file: str, *rest: str, since: str | None = None) -> FeedForward:
-    return FeedForward(file, "gate_proj", "act_fn", "up_proj", (*rest, "down_proj"), since)
-
-
-def _gated_t5(file: str) -> FeedForward:
-    return FeedForward(file, "wi_0", "act", "wi_1", ("dropout", "wo"))
-
-
-ESM, UMT5 = "transformers.models.esm.modeling_esm", "transformers.models.umt5.modeling_umt5"
-NOMIC, GTE = "transformers.models.nomic_bert.modeling_nomic_bert", "transformers.models.gte.modeling_gte"
-MODERN = "transformers.models.modernbert.modeling_modernbert"
-JINA_V3 = "transformers.models.jina_embeddings_v3.modeling_jina_embeddings_v3"
-FEED_FORWARD = {
-    "BertIntermediate": FeedForward(BERT),
-    "CamembertIntermediate": FeedForward("transformers.models.camembert.modeling_camembert"),
-    "DebertaIntermediate": FeedForward(DEBERTA),
-    "DebertaV2Intermediate": FeedForward(DEBERTA_V2),
-    "ElectraIntermediate": FeedForward("transformers.models.electra.modeling_electra"),
-    "ErnieIntermediate": FeedForward("transformers.models.ernie.modeling_ernie"),
-    "EsmIntermediate": FeedForward(ESM, activation=""),
-    "EuroBertMLP": _gated("transformers.models.eurobert.modeling_eurobert"),
-    "FFN": FeedForward(
-        "transformers.models.distilbert.modeling_distilbert", "lin1", "activation", rest=("lin2", "dropout")
-    ),
-    "GteMLP": _gated(GTE, "dropout", since="5.18"),
-    "JinaEmbeddingsV3MLP": FeedForward(JINA_V3, "fc1", "activation_fn", rest=("fc2",)),
-    "MPNetIntermediate": FeedForward(MPNET),
-    "MT5DenseGatedActDense": _gated_t5(MT5),
-    "ModernBertMLP": FeedForward(MODERN, "Wi", "act", "Wi", ("drop", "Wo")),
-    "NomicBertMLP": _gated(NOMIC),
-    "RoFormerIntermediate": FeedForward(ROFORMER),
-    "RobertaIntermediate": FeedForward("transformers.models.roberta.modeling_roberta"),
-    "T5DenseGatedActDense": _gated_t5(T5),
-    "UMT5DenseGatedActDense": _gated_t5(UMT5),
-    "XLMRobertaIntermediate": FeedForward("transformers.models.xlm_roberta.modeling_xlm_roberta"),
-}
-LIVE |= {name: Need(f"{each.file}:{name}.forward", (), each.since) for name, each in FEED_FORWARD.items()}
-LIVE |= {
     # layers of earlier releases do not hand on what the stack passes to their attention
     "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
     "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
     "UMT5 buckets": Need(f"{UMT5}:UMT5Attention._relative_position_bucket", ("relative_position",)),
 }
-for name in ("GELUActivation", "NewGELUActivation", "SiLUActivation"):
-    LIVE[name] = Need(f"transformers.activations:{name}")
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = Need(
     f"{ROFORMER}:create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"

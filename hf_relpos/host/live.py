@@ -19,7 +19,7 @@ def records_of(model: Any) -> None:
     Transformers looks up what a model records by the name of its class, which in older releases is the key of a
     `dict`, and which later ones find themselves.
     """
-    registry = output_capturing._CAN_RECORD_REGISTRY
+    registry: Any = output_capturing._CAN_RECORD_REGISTRY
     key = str(type(model)) if type(registry) is dict else model
     if not registry.get(key):
         registry[key] = model._can_record_outputs

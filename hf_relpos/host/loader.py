@@ -162,7 +162,7 @@ def converted_tensors(
         else:
             converter = copy.deepcopy(next(each for each in converters if pattern in each.source_patterns))
             for name, own in sources:
-                converter.add_tensor(target, name, own, read(name))
+                converter.add_tensor(target, name, own, read(name))  # type: ignore[arg-type]  # takes tensors, too
             made = converter.convert(target, model=model, config=model.config)
             yield target, stored, {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
 

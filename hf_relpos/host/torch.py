@@ -61,19 +61,6 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-# The names and algorithms of activations in that operator.
-ONEDNN_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
-
-
-def onednn_activation(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> torch.Tensor:
-    """An activation of `onednn_linear` in the same pass, of tensors for which `fits_onednn_linear` is true."""
-    name, algorithm = ONEDNN_ACTIVATIONS[activation]
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, name, [], algorithm)
-    return out
-
-
 def onednn_matmul() -> Any:
     """Where the option `fp32_precision` of oneDNN's products is; None if PyTorch does not have it."""
     return getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 
 
@@ -23,18 +24,13 @@ class Running:
     batch: UnpaddedBatch
     is_used: bool = False
 
-    def taken(self) -> UnpaddedBatch:
-        """The batch, for whoever computes without its padding."""
-        self.is_used = True
-        return self.batch
-
 
 _running: ContextVar[Running | None] = ContextVar("running", default=None)
 
 
 @contextmanager
 def running(batch: UnpaddedBatch) -> Iterator[Running]:
-    """While the forward of an encoder runs, its parts find its batch by `current`."""
+    """While the forward of an encoder runs, its parts find its batch by `take_batch`."""
     found = Running(batch)
     token = _running.set(found)
     try:
@@ -43,6 +39,10 @@ def running(batch: UnpaddedBatch) -> Iterator[Running]:
         _running.reset(token)
 
 
-def current() -> Running | None:
-    """The batch of this thread's call; None where padding stays."""
-    return _running.get()
+def take_batch() -> UnpaddedBatch | None:
+    """The batch of this thread's call, for a part that computes without its padding; None where padding stays."""
+    found = None if is_traced() else _running.get()
+    if found is None:
+        return None
+    found.is_used = True
+    return found.batch

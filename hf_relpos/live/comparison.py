@@ -154,7 +154,8 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
         found = {name: each for name, each in _tokenized(owner, root, texts).items() if torch.is_tensor(each)}
         return {name: each for name, each in found.items() if name in known or "kwargs" in known}, "the given texts"
     generator = torch.Generator().manual_seed(0)
-    words = model.get_input_embeddings().weight.shape[0]
+    table: Any = model.get_input_embeddings()
+    words = table.weight.shape[0]
     lengths = torch.randint(SHORTEST, LONGEST + 1, (ROWS,), generator=generator)
     mask = (torch.arange(LONGEST) < lengths[:, None]).long()
     tokens = torch.randint(words // 4, words, mask.shape, generator=generator)

@@ -16,11 +16,10 @@ from torch import nn
 
 from ..attention.formula import Terms
 from ..attention.sliding_window import SlidingWindowMask
-from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
 from .attention import attend_as_stock
-from .batch import MismatchError, current, running
+from .batch import MismatchError, running, take_batch
 
 
 NAME = "hf_relpos"  # of both functions, and so the value of `config._attn_implementation`
@@ -108,12 +107,12 @@ def window_of(mask_function: Any, about: int) -> int | None:
 
 def make_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> Any:
     """The mask function: the running batch's `GroupMask`, or Transformers' own mask."""
-    found = None if is_traced() else current()
-    if found is None:
+    batch = take_batch()
+    if batch is None:
         if mask_function is not None:
             kwargs["mask_function"] = mask_function
         return ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](*args, **kwargs)
-    return GroupMask.of(found.taken(), mask_function, **kwargs)
+    return GroupMask.of(batch, mask_function, **kwargs)
 
 
 def attend(

@@ -28,7 +28,7 @@ from ..host.live import (
 )
 from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import attend_as_stock, in_single_precision, offsets_of, rate_of, split_heads
-from .batch import current
+from .batch import take_batch
 from .foreign import is_stock
 
 
@@ -162,11 +162,10 @@ class _Shared:
     ) -> Any:
         """As stock; where the call is computed without padding, hidden states are the last two at most."""
         encoder: Any = self
-        found = None if is_traced() else current()
-        if found is None or query_states is not None or relative_pos is not None:
+        batch, rows = take_batch(), None
+        if batch is None or query_states is not None or relative_pos is not None:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return super().forward(hidden_states, attention_mask, *rest)  # type: ignore[misc]
-        batch, rows = found.taken(), None
         if encoder.relative_attention:  # of the longest rows, and so of all
             rows = encoder.rows_of_offsets(hidden_states, batch.groups[0].length)
         rest = (output_hidden_states, output_attentions, None, rows, return_dict)

@@ -261,7 +261,7 @@ def plan_of(
     found = None
     by_parts = setup.level == "by length" or by_row or wanted("output_hidden_states") or (batch == 1 and not is_long)
     if not by_parts and (setup.level == "own" or config._attn_implementation == contract.NAME):
-        found = UnpaddedBatch.of(real, slice(0), 0.0)
+        found = UnpaddedBatch.of(real, slice(0))
     if found is None and not sides:
         return None
     positions = None

@@ -15,9 +15,9 @@ from ..models.sequence import Rows
 from . import contract
 from .by_length import TOKENS_OF_A_CALL
 from .check import SIDES, Check, EndToEnd, apply_to, batch_dependence, padding_tokens
-from .encoder import FEWEST, SETUP, Setup, UnpaddingForward, is_padding
+from .encoder import FEWEST, SETUP, Setup, is_padding
 from .find import Found, encoders_in, tokenizer_of
-from .foreign import OURS, foreign_part, is_watched, modules_in, stock_class
+from .foreign import foreign_part, is_watched, modules_in, stock_class, transformers_class
 from .own import OWN, OwnParts, own_parts
 from .shadow import shadow
 
@@ -251,7 +251,6 @@ def restore(module: Any) -> None:
             if getattr(config, "_attn_implementation_internal", None) == contract.NAME:
                 config._attn_implementation_internal = contract.DELEGATE
     kind = type(module)
-    if isinstance(module, UnpaddingForward) or kind.__module__.startswith(f"{__package__}.") or kind is FastLinear:
+    if hasattr(kind, "hf_relpos_stock") or kind.__module__.startswith(f"{__package__}.") or kind is FastLinear:
         own.pop("_rounded", None)
-        bases = (stock_class(base) for base in kind.__mro__ if issubclass(base, nn.Module))
-        module.__class__ = next(base for base in bases if base.__module__.partition(".")[0] != OURS)
+        module.__class__ = transformers_class(kind)

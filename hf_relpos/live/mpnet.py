@@ -6,11 +6,10 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MPNetEncoder, MPNetSelfAttention
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, rate_of, split_heads
-from .batch import current
+from .batch import take_batch
 from .foreign import is_stock
 
 
@@ -36,10 +35,9 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As stock."""
-        found = None if is_traced() else current()
-        if found is None:
+        batch = take_batch()
+        if batch is None:
             return super().forward(hidden_states, attention_mask, *args, **kwargs)
-        batch = found.taken()
         given = {
             **dict(zip(("output_attentions", "output_hidden_states", "return_dict"), args, strict=False)),
             **kwargs,

@@ -14,9 +14,9 @@ from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
 from .comparison import Agreement, Comparison, Sample
 from .find import Found, modules_of
-from .fused import fused
 from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
 from .low_precision import KINDS, choose, int8_rates
+from .splade import take_maxima_first
 
 
 PRECISIONS = ("float32", "bfloat16", "int8", "auto")
@@ -210,11 +210,8 @@ def _change_products(
     if library.is_used or (layers and packed_rows()):
         for layer in layers:
             layer.__class__ = FastLinear
-    if library.is_used and precision is not None:
-        for module in modules:
-            if (ours := fused(module)) is not None:
-                changed.append(module)
-                module.__class__ = ours
+    if layers and take_maxima_first(roots, changed):
+        handle.products += "; the vocabulary head reads tokens only, and gives their maxima to SpladePooling"
     if precision == "int8" and not int8_rates().is_worthwhile:
         handle.rounded, precision, rounded = f"int8 is {int8_rates()}: layers stay in float32", "float32", []
     if comparison is not None:

@@ -6,12 +6,11 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms
-from ..attention.tracing import is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import RoFormerEncoder, RoFormerSelfAttention
 from ..host.transformers import has_cache
 from .attention import as_boolean, attend_as_stock, is_worthwhile, rate_of, split_heads
-from .batch import current
+from .batch import take_batch
 from .foreign import is_stock
 
 
@@ -20,10 +19,9 @@ class AcceleratedRoFormerEncoder(RoFormerEncoder):
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """As stock."""
-        found = None if is_traced() else current()
-        if found is None:
+        batch = take_batch()
+        if batch is None:
             return super().forward(hidden_states, attention_mask, **kwargs)
-        batch = found.taken()
         shape = (1, batch.groups[0].length)
         positions = self.embed_positions(torch.Size(shape), 0)[None, None]
         states = batch.remove(hidden_states)

@@ -8,11 +8,10 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.tracing import is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MT5Attention, MT5Stack, T5Attention, T5Stack, records_of
 from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
-from .batch import current
+from .batch import take_batch
 from .foreign import is_stock
 
 
@@ -80,9 +79,7 @@ class _Stack:
         stack: Any = self
         records_of(stack)
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-        found = None if is_traced() else current()
-        if found is not None:
-            batch = found.taken()
+        if (batch := take_batch()) is not None:
 
             def run(states: torch.Tensor) -> torch.Tensor:
                 bias = None

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.tracing import is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import UMT5Attention, UMT5Stack, records_of
 from .attention import attend_as_stock, offsets_of, split_heads
-from .batch import current
+from .batch import take_batch
 from .t5 import ARGUMENTS, run_unpadded
 
 
@@ -19,10 +18,9 @@ class AcceleratedUMT5Stack(UMT5Stack):
     def forward(self, input_ids: Any = None, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
         records_of(self)
-        found = None if is_traced() else current()
-        if found is None:
+        batch = take_batch()
+        if batch is None:
             return super().forward(input_ids, attention_mask, *args, **kwargs)
-        batch = found.taken()
 
         def run(states: torch.Tensor) -> torch.Tensor:
             for block in self.block:

@@ -11,11 +11,10 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.tracing import is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
 from .attention import attend_as_stock, is_worthwhile, offsets_of, rate_of, split_heads
-from .batch import current
+from .batch import take_batch
 from .foreign import is_stock
 
 
@@ -28,10 +27,10 @@ class AcceleratedXLNetModel(XLNetModel):
     @functools.wraps(XLNetModel.forward)  # callers look at its signature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
-        found = None if is_traced() else current()
-        if found is None:
+        batch = take_batch()
+        if batch is None:
             return super().forward(*args, **kwargs)
-        batch, given = found.taken(), dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+        given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
         states = self.word_embedding(batch.remove(tokens)) if vectors is None else batch.remove(vectors)

@@ -38,20 +38,17 @@ class Rule(NamedTuple):
     help: str
 
 
-def integer(low: int, high: int = MAX_COUNT, optional: bool = False) -> Rule:
-    """An integer in a range, or None if it is optional."""
-    return Rule(
-        lambda value: (value is None and optional) or (type(value) is int and low <= value <= high),
-        f"an integer from {low:,} to {high:,}" + (", or None" if optional else ""),
-    )
-
-
-def number(low: float, high: float, optional: bool = False) -> Rule:
+def number(low: float, high: float, optional: bool = False, kinds: tuple[type, ...] = (int, float)) -> Rule:
     """A number in a range, or None if it is optional."""
     return Rule(
-        lambda value: (value is None and optional) or (type(value) in (int, float) and low <= value <= high),
-        f"a number from {low:,} to {high:,}" + (", or None" if optional else ""),
+        lambda value: (value is None and optional) or (type(value) in kinds and low <= value <= high),
+        f"{'a number' if float in kinds else 'an integer'} from {low:,} to {high:,}{', or None' * optional}",
     )
+
+
+def integer(low: int, high: int = MAX_COUNT, optional: bool = False) -> Rule:
+    """An integer in a range, or None if it is optional."""
+    return number(low, high, optional, (int,))
 
 
 def one_of(*values: str | None) -> Rule:
@@ -294,22 +291,20 @@ def check_inputs(
     batch, length = tokens.shape[:2]
     if token_type_ids is not None:
         check_tensor("token_type_ids", token_type_ids)
-        if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):
-            raise ValueError(
-                f"token_type_ids has shape {tuple(token_type_ids.shape)}; {batch} rows of {length} tokens need "
-                f"({batch}, {length})"
-            )
+        _check_shape("token_type_ids", token_type_ids, (batch, length))
     if position_ids is not None:
         check_tensor("position_ids", position_ids)
     if relation_ids is not None and "relation_ids" in required:
         check_tensor("relation_ids", relation_ids, LABELS)
-        if tuple(relation_ids.shape) not in ((batch, length, length), (1, length, length)):
-            raise ValueError(
-                f"relation_ids has shape {tuple(relation_ids.shape)}; {batch} rows of {length} tokens need "
-                f"({batch}, {length}, {length})"
-            )
+        _check_shape("relation_ids", relation_ids, (batch, length, length))
     if attention_mask is not None and not isinstance(attention_mask, BlockMask):
         _check_mask(config, dtype, attention_mask, batch, length, has_cache)
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Reject a tensor of another shape, (B, L, …), unless all rows share it."""
+    if tuple(tensor.shape) not in (shape, (1, *shape[1:])):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {shape[0]} rows of {shape[1]} tokens need {shape}")
 
 
 def _check_mask(

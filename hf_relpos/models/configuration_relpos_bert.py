@@ -196,7 +196,7 @@ class RelPosBertConfig(BertConfig):
         return cls(**_without_kernels(cls._dict_from_json_file(json_file), json_file))
 
     @classmethod
-    def from_bert(cls, config: BertConfig, **changes: Any) -> "RelPosBertConfig":
+    def from_bert(cls, config: Any, **changes: Any) -> "RelPosBertConfig":
         """Convert a BertConfig to a RelPosBertConfig, with its origin and attention backend.
 
         A backend that would be downloaded, as `user/repository`, is left out with a warning: it may be the file's.
@@ -224,7 +224,7 @@ class RelPosBertConfig(BertConfig):
             if other and backend not in known:  # a name of the checkpoint's own code, such as JinaBERT's "torch"
                 backend = None
         values |= {**changes, "model_type": cls.model_type}
-        converted = cls(**values, attn_implementation=backend)
+        converted = cls(**{**values, "attn_implementation": backend})
         converted.name_or_path = config.name_or_path
         return converted
 

@@ -89,7 +89,7 @@ def load_prepared(
     return model, info
 
 
-def _prepared(kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _prepared(kind: Any, source: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments with a RelPosBertConfig and, for another architecture, its renamed tensors."""
     config = arguments.get("config")
     if _is_given(source, arguments):
@@ -130,9 +130,7 @@ def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
 
 
-def _with_config(
-    kind: type[PreTrainedModel], fields: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> dict[str, Any]:
+def _with_config(kind: Any, fields: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with a configuration from the fields of a file and those among the arguments."""
     rest = dict(arguments)
     # arguments of loading, which are also fields of a configuration
@@ -142,7 +140,7 @@ def _with_config(
 
 
 def read_other_architecture(
-    kind: type[PreTrainedModel], source: Any, arguments: Mapping[str, Any], by_tensors: bool = False
+    kind: Any, source: Any, arguments: Mapping[str, Any], by_tensors: bool = False
 ) -> dict[str, Any] | None:
     """Read a checkpoint of another architecture, for `from_pretrained` of Transformers.
 

@@ -609,7 +609,7 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
         is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
     else:
         is_padding = model.unpads(model.encoder, rows)
-    return UnpaddedBatch.of(~hidden, fewest=0.0) if is_padding else None
+    return UnpaddedBatch.of(~hidden) if is_padding else None
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):

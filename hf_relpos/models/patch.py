@@ -140,9 +140,9 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
     return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
 
 
-def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
+def _read_by_tensors(ours: Any, path: Any, kwargs: Mapping[str, Any]) -> Any:
     """Model and loading info of a checkpoint that only its tensors show to be of another architecture; else None."""
-    given = {**kwargs, "config": config} if isinstance(config, PreTrainedConfig) else kwargs
+    given = {name: value for name, value in kwargs.items() if name != "config" or isinstance(value, PreTrainedConfig)}
     found = read_other_architecture(ours, path, given, by_tensors=True)
     if found is None:
         return None
@@ -152,28 +152,20 @@ def _read_by_tensors(ours: Any, path: Any, config: Any, kwargs: Mapping[str, Any
     return model, info
 
 
-def _routed_auto_config() -> "classmethod[Any, ..., Any]":
+def _route_configuration(
+    ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """`AutoConfig.from_pretrained`: ours for an architecture whose own code a checkpoint names, which is not run."""
-    before = vars(AutoConfig)["from_pretrained"]
-
-    @functools.wraps(before.__func__)
-    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        inherited = before.__get__(None, cls)
-        if not _active:
-            return inherited(pretrained_model_name_or_path, *args, **kwargs)
-        hub = hub_arguments(kwargs)
-        try:
-            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
-        except OSError:  # no such file or repository: the stock class raises a better error
-            return inherited(pretrained_model_name_or_path, *args, **kwargs)
-        families = installed("families.loading")
-        families.refuse_converted_only(pretrained_model_name_or_path, saved)
-        if not families.replaces_own_code(pretrained_model_name_or_path, saved, hub):
-            return inherited(pretrained_model_name_or_path, *args, **kwargs)
-        given = {name: value for name, value in kwargs.items() if name not in ("trust_remote_code", "code_revision")}
-        return RelPosBertConfig.from_pretrained(pretrained_model_name_or_path, *args, **given)
-
-    return classmethod(from_pretrained)
+    hub, families = hub_arguments(kwargs), installed("families.loading")
+    try:
+        saved, _ = PreTrainedConfig.get_config_dict(path, **hub)
+    except OSError:  # no such file or repository: the stock class raises a better error
+        return inherited(path, *args, **kwargs)
+    families.refuse_converted_only(path, saved)
+    if not families.replaces_own_code(path, saved, hub):
+        return inherited(path, *args, **kwargs)
+    given = {name: value for name, value in kwargs.items() if name not in ("trust_remote_code", "code_revision")}
+    return ours.from_pretrained(path, *args, **given)
 
 
 def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
@@ -196,71 +188,66 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
     return __init__
 
 
-def _routed_from_pretrained(stock: Any, ours: Any) -> "classmethod[Any, ..., Any]":
-    """`from_pretrained` for a stock head; subclasses, including ours, use the original method."""
+def _routed_from_pretrained(stock: Any, ours: Any, route: Callable[..., Any]) -> "classmethod[Any, ..., Any]":
+    """`from_pretrained` for a stock class; subclasses, including ours, use the original method.
+
+    Args:
+        route: gets our class, the original method, and the arguments.
+    """
     before = vars(stock).get("from_pretrained")
 
     @functools.wraps(stock.from_pretrained.__func__)
-    def from_pretrained(
-        cls: Any, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
-    ) -> Any:
-        if _active and cls is stock:
-            if isinstance(config, PreTrainedConfig):
-                own = {name: value for name, value in kwargs.items() if name in OWN_FIELDS}
-                if is_ours(config, own):
-                    kwargs = {name: value for name, value in kwargs.items() if name not in own}
-                    config = RelPosBertConfig.from_bert(config, **own)
-                    return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
-            elif _is_saved_as_ours(pretrained_model_name_or_path, config, kwargs):
-                return ours.from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         inherited = super(stock, cls).from_pretrained if before is None else before.__get__(None, cls)
-        if not (_active and cls is stock):
-            return inherited(pretrained_model_name_or_path, *args, config=config, **kwargs)
-        output_loading_info = kwargs.pop("output_loading_info", False)
-        model, info = inherited(
-            pretrained_model_name_or_path, *args, config=config, output_loading_info=True, **kwargs
-        )
-        if output_loading_info:
-            return model, info
-        if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # otherwise `info` is the adapter's
-            try:
-                check_encoder(model, info, pretrained_model_name_or_path, kwargs)
-            except ValueError:
-                found = _read_by_tensors(ours, pretrained_model_name_or_path, config, kwargs)
-                if found is None:
-                    raise
-                model, _ = found
-        return model
+        if _active and cls is stock:
+            return route(ours, inherited, pretrained_model_name_or_path, args, kwargs)
+        return inherited(pretrained_model_name_or_path, *args, **kwargs)
 
     return classmethod(from_pretrained)
 
 
-def _routed_by_tensors(stock: Any, ours: Any) -> "classmethod[Any, ..., Any]":
-    """`from_pretrained` for a stock head: ours for a checkpoint whose tensors show another architecture."""
-    before = vars(stock).get("from_pretrained")
+def _route_head(ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
+    """A stock BERT, or ours for a configuration that is relative, or for tensors of another architecture."""
+    config = kwargs.get("config")
+    if isinstance(config, PreTrainedConfig):
+        own = {name: value for name, value in kwargs.items() if name in OWN_FIELDS}
+        if is_ours(config, own):
+            rest = {name: value for name, value in kwargs.items() if name not in own}
+            return ours.from_pretrained(path, *args, **rest | {"config": RelPosBertConfig.from_bert(config, **own)})
+    elif _is_saved_as_ours(path, config, kwargs):
+        return ours.from_pretrained(path, *args, **kwargs)
+    output_loading_info = kwargs.pop("output_loading_info", False)
+    model, info = inherited(path, *args, output_loading_info=True, **kwargs)
+    if output_loading_info:
+        return model, info
+    if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # otherwise `info` is the adapter's
+        try:
+            check_encoder(model, info, path, kwargs)
+        except ValueError:
+            found = _read_by_tensors(ours, path, kwargs)
+            if found is None:
+                raise
+            model, _ = found
+    return model
 
-    @functools.wraps(stock.from_pretrained.__func__)
-    def from_pretrained(
-        cls: Any, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
-    ) -> Any:
-        if _active and cls is stock:
-            found = _read_by_tensors(ours, pretrained_model_name_or_path, config, kwargs)
-            if found is not None:
-                return found if kwargs.get("output_loading_info") else found[0]
-        inherited = super(stock, cls).from_pretrained if before is None else before.__get__(None, cls)
-        return inherited(pretrained_model_name_or_path, *args, config=config, **kwargs)
 
-    return classmethod(from_pretrained)
+def _route_by_tensors(ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
+    """A stock model, or ours for a checkpoint whose tensors show another architecture."""
+    found = _read_by_tensors(ours, path, kwargs)
+    if found is None:
+        return inherited(path, *args, **kwargs)
+    return found if kwargs.get("output_loading_info") else found[0]
 
 
 def _install() -> None:
-    _replace(AutoConfig, "from_pretrained", _routed_auto_config())
+    routed = _routed_from_pretrained
+    _replace(AutoConfig, "from_pretrained", routed(AutoConfig, RelPosBertConfig, _route_configuration))
     for stock, ours in STOCK_HEADS.items():
         _replace(stock, "__init__", _routed_init(stock, ours))
-        _replace(stock, "from_pretrained", _routed_from_pretrained(stock, ours))
+        _replace(stock, "from_pretrained", routed(stock, ours, _route_head))
         other = getattr(transformers, stock.__name__.replace("Bert", TOLD_BY_TENSORS, 1), None)
         if other is not None:
-            _replace(other, "from_pretrained", _routed_by_tensors(other, ours))
+            _replace(other, "from_pretrained", routed(other, ours, _route_by_tensors))
 
 
 def _replace(owner: type, name: str, routed: Any) -> None:

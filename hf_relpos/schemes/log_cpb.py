@@ -46,8 +46,9 @@ class LogCPB(Scheme, name="log_cpb"):
         self.cpb_mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads, bias=False))
 
     def init_weights(self, std: float) -> None:
-        init.normal_(self.cpb_mlp[0].weight, mean=0.0, std=std)
-        init.zeros_(self.cpb_mlp[0].bias)
+        first: Any = self.cpb_mlp[0]
+        init.normal_(first.weight, mean=0.0, std=std)
+        init.zeros_(first.bias)
 
     def forward(self, context: AttentionContext) -> Terms:
         dtype = dtype_of(self.cpb_mlp)

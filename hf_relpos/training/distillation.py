@@ -214,10 +214,10 @@ class DistillationTrainer(Trainer):
             self._sums.zero_()
         super().log(logs, start_time)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer of the arguments, with two groups: the tables, and all other trained parameters."""
         if self.optimizer is None:
-            model = self.model if model is None else model
+            model = model or self.model
             trained = [(TABLES in name, p) for name, p in model.named_parameters() if p.requires_grad]
             groups = [
                 {"params": [p for table, p in trained if table], "lr": self.table_learning_rate},
@@ -286,7 +286,7 @@ def distil(
         fast_linears(student, teacher),
     ):
         arguments = _training_arguments(settings, folder)
-        teacher.to(arguments.device)
+        teacher.to(arguments.device)  # type: ignore[arg-type]  # Transformers' decorator hides self
         trainer = DistillationTrainer(
             model=trained,
             args=arguments,
@@ -338,15 +338,12 @@ class _Progress(TrainerCallback):
     def __init__(self, update: ProgressCallback) -> None:
         self.update = update
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.update("distilling", state.global_step, state.max_steps)
-
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.update("distilling", state.global_step, state.max_steps)
+
+    on_train_begin = on_step_end
 
 
 def _training_arguments(settings: DistillationSettings, folder: str) -> TrainingArguments:

@@ -3,13 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from ..attention.tracing import first_order_only, is_transformed
 from ..evaluation.sliding_windows import OverlappingWindows
 
 
@@ -83,29 +81,8 @@ def attention_loss(student: torch.Tensor, target: torch.Tensor, mask: torch.Tens
         mask: (B, L), 1 for real tokens. Padded keys have weight 0 in both.
     """
     student, target, tiny = student.float(), target.float(), torch.finfo(torch.float32).tiny
-    if is_transformed():
-        gap = (target * (target.clamp(min=tiny).log() - student.clamp(min=tiny).log())).sum(-1)
-    else:
-        gap = _Divergence.apply(student, target)
-    return token_means(gap.mean(1), mask)
-
-
-class _Divergence(torch.autograd.Function):
-    """Σ t·log(t / s) over the last dimension, and its gradient for s, in half the passes that autograd would take."""
-
-    @staticmethod
-    def forward(ctx: Any, student: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        tiny = torch.finfo(torch.float32).tiny
-        ratio = student.clamp(min=tiny).reciprocal_().mul_(target)
-        value = ratio.clamp(min=tiny).log_().mul_(target).sum(-1)
-        ctx.save_for_backward(ratio.masked_fill_(student < tiny, 0.0))  # as the gradient of `clamp` is
-        return value
-
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (ratio,) = ctx.saved_tensors
-        return ratio * -gradient[..., None], None
+    gap = target * (target.clamp(min=tiny).log() - student.clamp(min=tiny).log())
+    return token_means(gap.sum(-1).mean(1), mask)
 
 
 def logits_loss(

@@ -272,7 +272,8 @@ def speed(part: Part, scheme: str) -> None:
 
 def optimized(part: Part, kind: str) -> None:
     """A stock encoder that `optimize` has to leave as it is, unless it is on the CPU."""
-    wide = {} if part.tiny else WIDE | ({"d_head": 64} if kind == "xlnet" else {})
+    own = {"xlnet": {"d_head": 64}, "mpnet": {"max_position_embeddings": 514}}  # MPNet counts from the padding token
+    wide = {} if part.tiny else WIDE | own.get(kind, {})
     model = machine._stock(kind, **machine.STOCK[kind] | wide).to(part.device)
     batch = machine._batch(40 if part.tiny else 128, part.device)
     exact = outputs(model, batch)

@@ -101,7 +101,7 @@ def _run_with_weights(call: AttentionCall, lowered: AttentionCall) -> torch.Tens
 
 def _run_with_transformers(call: AttentionCall) -> torch.Tensor:
     """Compute the output (B, L, H, d) of a call from `with_bias`, by Transformers' attention function."""
-    out, _ = ALL_ATTENTION_FUNCTIONS.get_interface(Sdpa.name, None)(
+    out, _ = ALL_ATTENTION_FUNCTIONS[Sdpa.name](
         call.layer,
         call.query,
         call.key,
