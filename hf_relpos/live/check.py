@@ -330,7 +330,7 @@ class Check:
         if self.own is not None:
             return ("own", "by length")
         implementation = getattr(getattr(self.encoder, "config", None), "_attn_implementation", None)
-        return ("contract", "by length") if implementation == contract.DELEGATE else ("by length",)
+        return ("contract", "by length") if implementation in (contract.DELEGATE, contract.NAME) else ("by length",)
 
     def _positions(self, level: Level) -> tuple[str | None, ...]:
         if "position_ids" not in self.names or level == "own":
@@ -390,6 +390,7 @@ class EndToEnd:
             setups: of encoders inside, by their names; at least one.
         """
         self.root, self.setups, self.tolerance = root, setups, tolerance_of(root)
+        self.is_called = False  # whether it took any of the arguments that are tried
         name, first, _ = setups[0]
         # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
         self.common = tuple(side for side in SIDES[0] if all(side in setup.sides for _, setup, _ in setups))
@@ -398,7 +399,7 @@ class EndToEnd:
         self.probe = Probe(root.get_submodule(name), lengths, first.pads, self.common or SIDES[0])
 
     def sides(self) -> tuple[str, ...]:
-        """Where padding stands in rows with the same outputs without it; of all where nobody knows how to call it."""
+        """Where padding stands in rows with the same outputs without it; of all if it is not known how to call it."""
         stock = self._shadow()
         for inputs in self._inputs():
             try:
@@ -417,6 +418,7 @@ class EndToEnd:
             except Exception:
                 return ()
             turns = len(self.common)
+            self.is_called = True
             return tuple(s for i, s in enumerate(self.common) if float(worst[i::turns].max()) <= self.tolerance)
         return self.common
 
@@ -445,6 +447,8 @@ class EndToEnd:
             yield (given,)
         yield ({}, {"input_ids": ids, "attention_mask": mask})
         yield ({}, ids, mask)
+        yield ({}, ids, mask.sum(-1))  # lengths
+        yield ({}, ids)
 
 
 def apply_to(encoder: Any, setup: Setup, own: OwnParts | None = None) -> list[nn.Module]:

@@ -189,8 +189,13 @@ def _sides_that_heads_allow(
     for module in root.modules():
         if SPANS in type(module).__name__:
             return (), f"{type(module).__name__} compares all states of a row, padding too"
-    sides = EndToEnd(root, unpadded).sides()
-    return sides, f"{type(root).__name__} reads states at padding, and computes other outputs without"
+    check, kind = EndToEnd(root, unpadded), type(root).__name__
+    sides = check.sides()
+    if sides and not check.is_called:
+        return sides, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+    if sides and sides == check.common:
+        return sides, ""
+    return sides, f"{kind} reads states at padding, and computes other outputs without"
 
 
 def _changed(
@@ -225,6 +230,8 @@ def _changed(
         taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes what it computes"
     if not setup.trains:
         taken_out += "; not in training, where rows depend on each other"
+    if reader:
+        taken_out += f"; {reader}"
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         taken_out += f"; not while {type(watched).__name__} has hooks"
     return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(filter(None, (*effects, taken_out))))
