@@ -231,18 +231,22 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return made
 
 
-def with_length(encoder: Any, setup: Setup, length: int) -> Setup:
+def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
     """The setup of an encoder with code of others, once batches of a length are checked, too; it is stored.
 
     What the rows of `Check` do not show appears in longer ones: windows, blocks, scales and rotations by the length.
+
+    Args:
+        batch: rows of the call, which bound those of the check, and so its memory.
     """
     stock, trial = shadow(encoder), shadow(encoder)
     del vars(stock)[SETUP]
     vars(trial)[SETUP] = replace(setup, checked=None, **TRIAL)
     most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
-    longer = min(2 ** (length - 1).bit_length(), max(most, length))
+    step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
+    longer = min(-(-length // step) * step, max(most, length))
     for size in dict.fromkeys((longer, length)):
-        probe = Probe(encoder, (size, size * 5 // 8, 3), setup.pads, setup.sides)
+        probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides)
         inputs = probe.inputs(encoder)
         try:
             worst = differences(outputs_of(trial, inputs), outputs_of(stock, inputs), probe.real)

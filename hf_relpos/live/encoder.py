@@ -160,7 +160,7 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
     if plan is not None and setup.checked is not None and plan.real.shape[1] > setup.checked and not setup.is_trial:
         from .check import with_length
 
-        setup = with_length(encoder, setup, plan.real.shape[1])
+        setup = with_length(encoder, setup, *plan.real.shape)
         plan = plan if setup.checked is not None else None
     if plan is None:
         return forward(encoder, *args, **kwargs)
