@@ -223,6 +223,8 @@ def _changed(
         taken_out += f"; calls that return keys and values are left to Transformers: ask with {argument}=False"
     if setup.trained is not None:
         taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes what it computes"
+    if not setup.trains:
+        taken_out += "; not in training, where rows depend on each other"
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         taken_out += f"; not while {type(watched).__name__} has hooks"
     return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(filter(None, (*effects, taken_out))))
