@@ -61,7 +61,7 @@ class Setup:
             where they do not.
         checked: the length of batches up to which an encoder with code of others was compared with itself; longer ones
             are compared when they come. None for an encoder of Transformers alone.
-        recheck: the function that compares them, of the encoder, this setup and their length; it returns the next setup.
+        recheck: the function of encoder, setup and length that compares them, and returns the next setup.
         trains: whether its outputs in training depend on each row alone, dropout aside.
         trusted: classes and code of others that were inside when the level was checked.
         fewest: padding tokens from which on they are taken out.
