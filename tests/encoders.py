@@ -239,9 +239,10 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest, as a share of the largest value; where Transformers has NaN, as in rows without tokens, none."""
+    """The largest, as a share of the largest value; none where Transformers has NaN, as in rows without tokens."""
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     if not theirs.numel():
         return 0.0
-    ours, theirs = (each.detach().double().masked_fill(theirs.isnan(), 0.0) for each in (ours, theirs))
+    same = theirs.isnan() | (theirs.isinf() & (ours == theirs))
+    ours, theirs = (each.detach().double().masked_fill(same, 0.0) for each in (ours, theirs))
     return float((ours - theirs).abs().nan_to_num(float("inf")).max() / theirs.abs().max().clamp(min=1e-30))

@@ -176,6 +176,23 @@ def test_output_and_gradients_are_eagers(length, mask, chosen):
     assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True) if one is not None)
 
 
+@pytest.mark.parametrize("mask", ["padding", "any", "attention window"])
+def test_gradients_are_finite_differences(mask):
+    """Of a loss in one random direction of each tensor, without another backward to compare with."""
+    terms, _ = random_terms(ALL, shared=False, tables=2)
+    tensors, given = vectors(63, 63), (terms, AttentionContext(63, 63), MASKS[mask](63))
+    out, *gradients = run("chunked", tensors, *given)
+    torch.manual_seed(7)
+    weights, step = torch.randn(out.shape, dtype=torch.float64), 1e-5
+    for tensor, gradient in zip([*tensors, *leaves_of(terms)], gradients, strict=True):
+        direction, values = torch.randn_like(tensor), []
+        for move in (step, -2 * step, step):
+            tensor.data.add_(direction, alpha=move)
+            values.append(float((run("chunked", tensors, *given)[0] * weights).sum()))
+        found = (values[0] - values[1]) / (2 * step)
+        assert found == pytest.approx(float((gradient * direction).sum()), rel=1e-6, abs=1e-7)
+
+
 @pytest.mark.parametrize(
     "length, keys, start", [(63, 63, 0), (100, 100, 0), (50, 111, 61), (1, 70, 69), (111, 140, 0)]
 )

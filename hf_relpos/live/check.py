@@ -6,6 +6,8 @@ calls it, since a head may read padding. All of this runs on a shadow of the mod
 nothing else: dropout is off there, buffers and configuration are its own, and other threads see nothing of it.
 """
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +37,8 @@ TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
 BY_BATCH = ("dynamic", "longrope")
 # In names of classes and fields of remote code that do likewise.
 BY_BATCH_NAMES = ("dynamic", "ntk", "longrope")
+# Seconds that a call of a few tokens may take. Scans that pad to whole chunks take minutes where they have no kernels.
+SLOW = 10.0
 # Padding tokens of models that name none: zero, and the end of a text.
 UNNAMED = (0,)
 # Of setups that are tried: several groups or parts of a few rows, whatever they cost.
@@ -84,11 +88,13 @@ def vocabulary_of(encoder: Any) -> int:
     """How many tokens an encoder knows; of a module that does not say so, by its first table of embeddings.
 
     Raises:
-        StopIteration, NotImplementedError: if it has none.
+        StopIteration: if it has none.
     """
-    if hasattr(encoder, "get_input_embeddings"):
+    try:
         table = encoder.get_input_embeddings()
-    else:
+    except (AttributeError, NotImplementedError):
+        table = None
+    if not isinstance(getattr(table, "weight", None), torch.Tensor):
         table = next(part for part in encoder.modules() if isinstance(part, nn.Embedding))
     count: int = table.weight.shape[0]
     return count
@@ -138,9 +144,28 @@ def rotations_by_batch(encoder: nn.Module) -> int | None:
     return min(limits) if limits else None
 
 
-def outputs_of(model: Any, inputs: dict[str, Any], *args: Any) -> dict[str, torch.Tensor]:
+def sparse_from(config: Any) -> int | None:
+    """The length of a batch from which on attention chooses keys, by their scores or at random; None for never.
+
+    Which ones are chosen depends on padding then: scores are equal where all heads have zeros, and blocks are drawn.
+    """
+
+    def product(*names: str) -> int | None:
+        values = [getattr(config, name, None) for name in names]
+        return math.prod(each for each in values if each) if all(isinstance(each, int) for each in values) else None
+
+    limits = [product("index_topk"), product("keep_window_size"), product("index_topk_blocks", "index_block_size")]
+    if getattr(config, "attention_type", None) == "block_sparse":
+        limits.append(
+            (5 + 2 * config.num_random_blocks) * config.block_size
+        )  # BigBird's full attention is up to these
+    return min((each + 1 for each in limits if each), default=None)
+
+
+def outputs_of(model: Any, inputs: dict[str, Any], *args: Any, seed: int = 0) -> dict[str, torch.Tensor]:
     """Tensors of what a model returns, by names."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         return dict(_tensors("", model(*map(_copied, args), **_copied(inputs))))
 
 
@@ -207,9 +232,9 @@ class Check:
         known, foreign = kinds_in(encoder)
         self.is_foreign = bool(foreign)
         self.names, _ = parameters_of(type(encoder).forward)
-        self.base = Setup(
-            "by length", pads=pads, trained=rotations_by_batch(encoder), trusted=known | foreign, **TRIAL
-        )
+        limits = (rotations_by_batch(encoder), sparse_from(getattr(encoder, "config", None)))
+        trained = min((each for each in limits if each is not None), default=None)
+        self.base = Setup("by length", pads=pads, trained=trained, trusted=known | foreign, **TRIAL)
         parameters = sum(each.numel() for each in encoder.parameters())
         lengths: tuple[int, ...] = FEWER_LENGTHS if parameters > LARGE else LENGTHS
         window = getattr(getattr(encoder, "config", None), "sliding_window", None)
@@ -225,12 +250,18 @@ class Check:
         """The setup of the first level that agrees; or why none does."""
         if self.lengths[0] < 2:
             return "its rotations depend on the length of the batch, and no trained length is known"
+        begin = time.perf_counter()
         try:
             probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES[0])
             inputs = probe.inputs(self.encoder)
             expected = outputs_of(self.trial, inputs)
+            if (seconds := time.perf_counter() - begin) > SLOW:
+                return f"its own forward takes {seconds:.0f} s for a few tokens, too long to try others"
+            again = differences(outputs_of(self.trial, inputs, seed=1), expected, probe.real)
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
+        if not float(again.max()) <= self.tolerance:
+            return "its own outputs differ from call to call: it draws random numbers, or has a state"
         base = replace(self.base, returns_cache=self._returns_cache(inputs))
         reasons = []
         for level in self._levels():

@@ -57,7 +57,8 @@ class Setup:
             encoders that are not told.
         returns_cache: whether it returns keys and values, or XLNet's memory, where it is not told to do without.
         window: of local layers, whose rows of many windows are computed by window; None for none.
-        trained: where rotations depend on the length of the batch, that from which on; None where they do not.
+        trained: where rotations, or keys that are chosen, depend on the length of the batch, that from which on; None
+            where they do not.
         trusted: classes and code of others that were inside when the level was checked.
         fewest: padding tokens from which on they are taken out.
         call_cost: of a call of the encoder, in tokens.

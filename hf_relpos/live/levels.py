@@ -222,7 +222,7 @@ def _changed(
         argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         taken_out += f"; calls that return keys and values are left to Transformers: ask with {argument}=False"
     if setup.trained is not None:
-        taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes all rotations"
+        taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes what it computes"
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         taken_out += f"; not while {type(watched).__name__} has hooks"
     return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(filter(None, (*effects, taken_out))))
