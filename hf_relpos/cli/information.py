@@ -132,7 +132,7 @@ def _describe_scheme(scheme: Any) -> dict[str, Any]:
     settings = scheme.resolve({}, RelPosBertConfig())
     return {
         "summary": scheme.summary,
-        "direction": not scheme.is_order_blind(settings),
+        "direction": not scheme.is_symmetric_with(settings),
         "out_of_range": scheme.out_of_range[0],
         "target": not METHODS["distil"].unsupported_reason(scheme),
         "source": scheme.source,

@@ -154,7 +154,7 @@ SEPARATE = tuple(f".attention.self.{name}_proj." for name in ("query", "key", "v
 JOINTS = (Joint((".attention.self.in_proj.",), SEPARATE, _split_heads, _join_heads),)
 COMMON: dict[str, Any] = {
     "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
-    "told_by_tensors": _told_by_tensors,
+    "infer_from_tensors": _told_by_tensors,
     "read_directly": True,
     "masks_queries": True,
     "tolerance": 1e-5,  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32

@@ -181,7 +181,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     family = FAMILIES[kind_of_files]
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**defaults_of(kind_of_files), **without_local_paths(config)}
-    completed |= family.told_by_tensors(completed, names)
+    completed |= family.infer_from_tensors(completed, names)
     legacy = kind in family.legacy_types
     if reason := family.unsupported_reason(completed):
         raise UnsupportedError(f"{folder}: {mark}, {reason}")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.utils import ModelOutput
 
 from .batch import MismatchError
 
@@ -109,7 +108,7 @@ def _together(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> 
         return None
     if isinstance(first, torch.Tensor):
         return _joined(outputs, real, parts)
-    if isinstance(first, ModelOutput):
+    if isinstance(first, dict):  # as outputs of Transformers are
         names = [name for name in first if first[name] is not None]
         return type(first)(**{name: _together([each[name] for each in outputs], real, parts) for name in names})
     if isinstance(first, tuple | list):

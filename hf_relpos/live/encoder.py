@@ -59,6 +59,9 @@ class Setup:
         window: of local layers, whose rows of many windows are computed by window; None for none.
         trained: where rotations, or keys that are chosen, depend on the length of the batch, that from which on; None
             where they do not.
+        checked: the length of batches up to which an encoder with code of others was compared with itself; longer ones
+            are compared when they come. None for an encoder of Transformers alone.
+        trains: whether its outputs in training depend on each row alone, dropout aside.
         trusted: classes and code of others that were inside when the level was checked.
         fewest: padding tokens from which on they are taken out.
         call_cost: of a call of the encoder, in tokens.
@@ -74,6 +77,8 @@ class Setup:
     returns_cache: bool = False
     window: int | None = None
     trained: int | None = None
+    checked: int | None = None
+    trains: bool = True
     trusted: frozenset[Any] = frozenset()
     fewest: int = FEWEST
     call_cost: int = by_length.TOKENS_OF_A_CALL
@@ -152,6 +157,11 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
         return forward(encoder, *args, **kwargs)
     given = dict(zip(names, args, strict=False)) | kwargs
     plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
+    if plan is not None and setup.checked is not None and plan.real.shape[1] > setup.checked and not setup.is_trial:
+        from .check import with_length
+
+        setup = with_length(encoder, setup, plan.real.shape[1])
+        plan = plan if setup.checked is not None else None
     if plan is None:
         return forward(encoder, *args, **kwargs)
     try:
@@ -236,6 +246,7 @@ def plan_of(
         or getattr(config, "chunk_size_feed_forward", 0)
         or (setup.returns_cache and wanted("use_cache"))
         or ("use_mems" in names and wanted("use_mems", memory))
+        or (encoder.training and not setup.trains)
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or collects_outputs()
         or not is_padding(setup, given.get("input_ids"), real)
