@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..models.checks import FEED_FORWARD_TYPES
-from .family import ALL, Family, Layout, Positions, Tensors, renamed
+from .family import ALL, Family, Layout, Positions, Tensors, first_class, renamed
 from .fused import exchanged_halves, hidden_size, join, projections, split
 from .names import Rule, from_stock
 
@@ -47,8 +47,7 @@ def _alibi(config: Mapping[str, Any]) -> Positions:
 
 def _language_head(config: Mapping[str, Any]) -> str:
     """The class of a language modelling head; empty for other heads."""
-    listed = config.get("architectures") or [""]
-    name = str(listed[0] if isinstance(listed, list) else listed)
+    name = first_class(config)
     return name if name.endswith(LANGUAGE_HEADS) else ""
 
 

@@ -212,6 +212,12 @@ class Family:
         return (*RULES, *self.rules, *(BASE_RULES[len(RULES) :] if base else ()))
 
 
+def first_class(config: Mapping[str, Any]) -> str:
+    """The first class that config.json names; empty for none."""
+    listed = config.get("architectures") or [""]
+    return str(listed if isinstance(listed, str) else listed[0])
+
+
 def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
     """Renaming rules for weight and bias of modules, from old to new names."""
     return tuple(
