@@ -888,7 +888,7 @@ def test_without_unpadding():
     assert len(handle.encoders) == 1 and "padding" not in str(handle)
     assert_equal_numbers(model(**inputs)[0], before, 1e-10)
     own = build("absolute")
-    assert not optimize(own, unpad=False).encoders and not own.unpads
+    assert not optimize(own, unpad=False).encoders and not own.can_unpad
     assert not optimize(build("BERT"), unpad=False).encoders
 
 

@@ -55,7 +55,7 @@ def test_what_may_not_be_padding_stays(monkeypatch):
 
     def tokens(settings, **changes):
         model.config.unpad_inputs = settings.get("unpad_inputs", False)
-        model.unpads = None if settings else as_optimize_sets
+        model.can_unpad = None if settings else as_optimize_sets
         seen = tokens_of_the_layers(model)
         with torch.no_grad():
             model(**inputs | changes)

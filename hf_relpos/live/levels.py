@@ -168,7 +168,7 @@ def _refusal(encoder: Any, padding: str) -> str | None:
     if SETUP in vars(encoder) or any(type(part).__module__ in OWN_CODE for part in modules_in(encoder)):
         return "it is accelerated already"
     if isinstance(encoder, RelPosBertModel):
-        return "it takes padding out already" if encoder.unpads else None
+        return "it takes padding out already" if encoder.can_unpad else None
     if "forward" in vars(encoder):
         return "other code has replaced its forward method"
     devices = {each.device.type for each in encoder.parameters()}
@@ -209,7 +209,7 @@ def _changed(
 ) -> Encoder:
     """Change an encoder, and say how."""
     if isinstance(encoder, RelPosBertModel) and setup is not None:
-        encoder.unpads = partial(may_unpad, setup)
+        encoder.can_unpad = partial(may_unpad, setup)
         changed.append(encoder)
         return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, "padding is taken out")
     effects = [] if own is None else [own.effect]
@@ -251,7 +251,7 @@ def restore(module: Any) -> None:
     """Give a module the class and the attention that it had before `optimize`."""
     own = vars(module)
     if isinstance(module, RelPosBertModel):
-        own.pop("unpads", None)
+        own.pop("can_unpad", None)
     if own.pop(SETUP, None) is not None:
         for part in modules_in(module):
             config: Any = getattr(part, "config", None)

@@ -2,7 +2,8 @@
 
     python scripts/maintenance/family_parity.py                       # docs/results/families.json and its card
 
-`tests/test_family_parity.py` and `tests/test_gated_feed_forward.py` record their figures with `record_property("parity", …)`.
+`tests/test_family_parity.py` and `tests/test_gated_feed_forward.py` record their figures with
+`record_property("parity", …)`.
 """
 
 import argparse
