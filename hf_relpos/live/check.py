@@ -45,12 +45,20 @@ SIDES: tuple[tuple[str, ...], ...] = (("right", "left"), ("right",), ("left",))
 class Probe:
     """Rows of random tokens for an encoder, and which of their positions are padding."""
 
-    def __init__(self, encoder: Any, lengths: Iterable[int], pads: tuple[int, ...], sides: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        encoder: Any,
+        lengths: Iterable[int],
+        pads: tuple[int, ...],
+        sides: tuple[str, ...],
+        trusts_mask: bool = False,
+    ) -> None:
         """
         Args:
             lengths: of the rows, the longest first.
             pads: ids of the padding token.
             sides: where padding stands; with two of them rows take turns.
+            trusts_mask: whether any token may stand there, since the mask alone says what is padding.
         """
         sizes = list(lengths)
         generator = torch.Generator().manual_seed(0)
@@ -67,10 +75,13 @@ class Probe:
         plain = common[~torch.isin(common, torch.tensor([each for each in special if isinstance(each, int)]))]
         common = plain if len(plain) else common
         ids = common[torch.randint(len(common), self.real.shape, generator=generator)]
+        hidden = ids.clone() if trusts_mask else torch.full_like(ids, pads[0])
         mask_token = getattr(config, "mask_token_id", None)
         if isinstance(mask_token, int) and mask_token < words:
             ids[0, columns == length - 2] = mask_token  # encoders that look for it do so in each row by itself
-        self.ids = torch.where(self.real, ids, torch.tensor(pads[0]))
+            if trusts_mask:
+                hidden[:, ::2] = mask_token  # ESM-2 counts those that the mask hides, too
+        self.ids = torch.where(self.real, ids, hidden)
 
     def inputs(self, encoder: Any) -> dict[str, Any]:
         """Arguments of the forward of an encoder, or of a model around it."""
@@ -195,12 +206,14 @@ def tolerance_of(module: nn.Module) -> float:
 class Check:
     """The levels of one encoder, tried on a shadow of it."""
 
-    def __init__(self, encoder: Any, trial: Any, pads: tuple[int, ...], own: OwnParts | None = None) -> None:
+    def __init__(
+        self, encoder: Any, trial: Any, pads: tuple[int, ...], own: OwnParts | None = None, trusts_mask: bool = False
+    ) -> None:
         """
         Args:
             encoder: of the model that was given.
             trial: its shadow.
-            pads: as of `Setup`.
+            pads, trusts_mask: as of `Setup`.
             own: the parts for its class.
         """
         self.encoder, self.trial, self.own = encoder, trial, own
@@ -208,7 +221,12 @@ class Check:
         self.is_foreign = bool(foreign)
         self.names, _ = parameters_of(type(encoder).forward)
         self.base = Setup(
-            "by length", pads=pads, trained=rotations_by_batch(encoder), trusted=known | foreign, **TRIAL
+            "by length",
+            pads=pads,
+            trusts_mask=trusts_mask,
+            trained=rotations_by_batch(encoder),
+            trusted=known | foreign,
+            **TRIAL,
         )
         parameters = sum(each.numel() for each in encoder.parameters())
         lengths: tuple[int, ...] = FEWER_LENGTHS if parameters > LARGE else LENGTHS
@@ -226,7 +244,7 @@ class Check:
         if self.lengths[0] < 2:
             return "its rotations depend on the length of the batch, and no trained length is known"
         try:
-            probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES[0])
+            probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES[0], self.base.trusts_mask)
             inputs = probe.inputs(self.encoder)
             expected = outputs_of(self.trial, inputs)
         except Exception as error:  # whatever the code of others raises
