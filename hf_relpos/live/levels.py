@@ -150,11 +150,9 @@ def _setups(
         setup: Setup | str | None = None
         if reason is None and padding != "stock":
             pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
-            setup = Check(encoder, shadow(encoder), pads, own).setup()
+            setup = Check(encoder, shadow(encoder), pads, own, padding == "mask").setup()
         if isinstance(setup, Setup):
-            setup = replace(
-                setup, trusts_mask=padding == "mask", fewest=FEWEST, call_cost=TOKENS_OF_A_CALL, is_trial=False
-            )
+            setup = replace(setup, fewest=FEWEST, call_cost=TOKENS_OF_A_CALL, is_trial=False)
             yield encoder, (setup, own if setup.level == "own" else None)
         elif own is not None and padding == "stock":
             yield encoder, (None, own)
