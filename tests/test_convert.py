@@ -37,7 +37,7 @@ AUTO = {head.__name__.removeprefix("RelPos"): auto for auto, head in HEADS.items
 RELATIVE = [
     name
     for name, scheme in SCHEMES.items()
-    if scheme.zero_is_neutral and not scheme.required_inputs and name != "absolute"
+    if scheme.zero_init_is_identity and not scheme.required_inputs and name != "absolute"
 ]
 every_head = pytest.mark.parametrize("architecture", AUTO)
 ABSOLUTE_METHODS = [name for name, method in METHODS.items() if method.from_absolute and not method.from_relative]
@@ -615,7 +615,7 @@ def test_a_relative_checkpoint_has_nothing_to_keep_or_drop(tmp_path, kind, metho
 
 @pytest.mark.parametrize("method", TO_RELATIVE)
 def test_a_scheme_without_a_neutral_start_is_refused(tmp_path, masked, monkeypatch, method):
-    monkeypatch.setattr(SCHEMES["shaw"], "zero_is_neutral", False)
+    monkeypatch.setattr(SCHEMES["shaw"], "zero_init_is_identity", False)
     with pytest.raises(
         ConversionError, match=r"'shaw': the terms of the scheme cannot start at zero.* supports: .*relative_key"
     ):

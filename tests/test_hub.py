@@ -32,7 +32,7 @@ MODEL = {".gitattributes", "README.md", "config.json", "model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
 # the names of repositories become names of Python modules: Transformers escapes dots and hyphens
-# what the code makes of every scheme and head elsewhere is in test_travels.py; here is how it gets there
+# what the code makes of every scheme and head elsewhere is in test_saved_code.py; here is how it gets there
 SOME_SCHEMES, SOME_HEADS = ("shaw", "tupe", "hop"), ("AutoModel", "AutoModelForCausalLM", "AutoModelForMultipleChoice")
 BY_SCHEME = {name: f"user/bert-1.5-{name}" for name in (SCHEMES if selection.full else SOME_SCHEMES)}
 BY_HEAD = {auto: f"user/{auto}" for auto in (HEADS if selection.full else SOME_HEADS)}

@@ -2,10 +2,25 @@
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
-from encoders import ARCHITECTURES, MASK, OTHER, SCHEMES, build, difference, pad_of, tensors_of, tokens
+from encoders import (
+    ARCHITECTURES,
+    MASK,
+    OTHER,
+    SCHEMES,
+    SIZES,
+    RemoteConfig,
+    RemoteModel,
+    build,
+    difference,
+    pad_of,
+    tensors_of,
+    tokens,
+)
+from torch import nn
 
 from hf_relpos import optimize
 
@@ -91,3 +106,59 @@ def test_padding_by_the_mask_of_an_encoder_that_reads_hidden_tokens():
     report = optimize(ours, padding="mask")
     assert "no level computes what it does" in report.left[0].reason
     assert torch.equal(ours(**inputs)[0], stock(**inputs)[0])
+
+
+class Scaled(RemoteModel):
+    """Scales by the length of a padded batch, from a length on that the rows of the check do not have."""
+
+    def forward(self, input_ids, attention_mask):
+        states = super().forward(input_ids, attention_mask).last_hidden_state
+        return (states * max(1.0, math.log(input_ids.shape[1], 32)),)
+
+
+class Centred(RemoteModel):
+    """Subtracts the mean of a batch, in training."""
+
+    def forward(self, input_ids, attention_mask):
+        states = super().forward(input_ids, attention_mask).last_hidden_state
+        return (states - states[attention_mask != 0].mean(0) if self.training else states,)
+
+
+class Named(RemoteModel):
+    """Has a dict of states, vectors and numbers of rows, arguments by name alone, and a list of what it was asked."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.asked, self.dropout = [], nn.Dropout(0.5)
+
+    def forward(self, *, input_ids, attention_mask):
+        self.asked.append(input_ids.shape)
+        states = self.dropout(super().forward(input_ids, attention_mask).last_hidden_state)
+        return {"states": states, "first": states[:, 0], "tokens": attention_mask.sum(1)}
+
+
+@pytest.mark.parametrize(
+    "kind, by_length", [(Scaled, (False, False)), (Centred, (True, False)), (Named, (True, True))]
+)
+def test_optimize_remote_code(kind, by_length):
+    """What a few short rows in evaluation do not show; whether padding is taken out in evaluation, and in training."""
+    torch.manual_seed(0)
+    stock = kind(RemoteConfig(**SIZES, hidden_dropout_prob=0.0)).double().eval()
+    ours = copy.deepcopy(stock)
+    (encoder,) = optimize(ours).encoders
+    assert encoder.level == "by length" and ("not in training" in encoder.effect) == (kind is Centred)
+    assert not getattr(ours, "asked", ())
+    for training, is_taken_out in zip((False, True), by_length, strict=True):
+        for model in (stock, ours):
+            model.train(training)
+            for part in model.modules():
+                if isinstance(part, nn.Dropout):
+                    part.p = 0.0
+        for real in (RIGHT, RIGHT[:1]):
+            inputs = tokens(real)
+            expected, found = dict(tensors_of(stock(**inputs))), dict(tensors_of(ours(**inputs)))
+            for key, want in expected.items():
+                is_states = want.shape[:2] == real.shape
+                got = found[key]
+                assert difference(got[real] if is_states else got, want[real] if is_states else want) <= 1e-9
+                assert not is_states or bool(got[~real].any()) != is_taken_out

@@ -252,7 +252,8 @@ async def app(scope, receive, send):
         await send({"type": "lifespan.startup.complete"})
         await receive()
         return await send({"type": "lifespan.shutdown.complete"})
-    body = repr(float(abs(encoder.encode(["the cat sat ."] * 3)).sum())).encode()
+    texts = ["the old bird saw the red sun and the sky was blue .", "a dog", "the cat sat ."] * 8
+    body = repr(float(abs(encoder.encode(texts)).sum())).encode()
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": body})
 """
@@ -260,36 +261,34 @@ async def app(scope, receive, send):
 
 @pytest.mark.ecosystem
 def test_run_a_server_that_is_terminated(folder, tmp_path):
+    """Uvicorn by itself, and below `hf-relpos run`: the same answer, and the same end by a signal."""
     (tmp_path / "server.py").write_text(SERVER)
-    port = free_port()
-    command = [
-        *RUN,
-        "--precision",
-        "bfloat16",
-        "--",
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "server:app",
-        "--port",
-        str(port),
-    ]
-    log = tmp_path / "log"
-    with open(log, "w") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"FOLDER": folder}, cwd=tmp_path)
+    servers, logs, ports = [], [], [free_port(), free_port()]
     try:
-        until = time.monotonic() + 90
-        while "running on http" not in log.read_text():
-            assert time.monotonic() < until and server.poll() is None, log.read_text()
-            time.sleep(0.1)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
-            assert float(answer.read()) != 0
-        server.terminate()
-        assert server.wait(30) == -signal.SIGTERM
+        for number, wrapper in enumerate(((), (*RUN, "--"))):
+            logs.append(tmp_path / f"log{number}")
+            command = [*wrapper, sys.executable, "-m", "uvicorn", "server:app", "--port", str(ports[number])]
+            with open(logs[-1], "w") as log:
+                settings = {"stdout": log, "stderr": log, "env": os.environ | {"FOLDER": folder}, "cwd": tmp_path}
+                servers.append(subprocess.Popen(command, **settings))
+        answers, codes = [], []
+        for server, log, port in zip(servers, logs, ports, strict=True):
+            until = time.monotonic() + 90
+            while "running on http" not in log.read_text():
+                assert time.monotonic() < until and server.poll() is None, log.read_text()
+                time.sleep(0.1)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+                answers.append(float(answer.read()))
+            server.terminate()
+            codes.append(server.wait(30))
     finally:
-        server.kill()
-    said = log.read_text()
-    assert said.count("hf-relpos:") == 1 and "linear layers in bfloat16" in said and "Finished server process" in said
+        for server in servers:
+            server.kill()
+    assert answers[1] == pytest.approx(answers[0], rel=1e-5) and answers[0] > 1
+    assert codes[0] == codes[1] == -signal.SIGTERM
+    said, below = (log.read_text() for log in logs)
+    assert "hf-relpos:" not in said and below.count("hf-relpos:") == 1 and "(level contract" in below
+    assert "Finished server process" in below
 
 
 # The command optimize ------------------------------------------------------------------------------------------------

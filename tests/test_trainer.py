@@ -14,7 +14,7 @@ def mean(values):
 
 
 # the tasks that ask for the order of words are not for those that do not see it, or are random in training
-ORDERLESS = {"cape", *(name for name in ON_TOKENS if SCHEMES[name].is_order_blind(SCHEMES[name].defaults()))}
+ORDERLESS = {"cape", *(name for name in ON_TOKENS if SCHEMES[name].is_symmetric_with(SCHEMES[name].defaults()))}
 LEARNABLE = [(scheme, task) for scheme in ON_TOKENS for task in HEADS if task == "kind" or scheme not in ORDERLESS]
 # by what is trained: a parameter of the scheme's own, a network, a module that layers share, a projection of theirs
 BY_TASK = {"relative_key": "order", "fire": "kind", "t5": "echo", "transformer_xl": "next"}

@@ -20,8 +20,6 @@ SHORTEST = 0.8
 SHORT = 16
 # What heads read: BERT's poolers the first state of a row.
 FIRST = slice(0, 1)
-# A batch is left as it is where less than this share of its tokens are padding.
-FEWEST = 0.05
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,17 @@ class UnpaddedBatch:
     groups: tuple[RowGroup, ...]
 
     @classmethod
-    def of(cls, real: torch.Tensor, read: slice = FIRST, fewest: float = FEWEST) -> "UnpaddedBatch | None":
-        """From a mask (B, L), True for real tokens; None where there is too little padding to take out, or inside.
+    def of(cls, real: torch.Tensor, read: slice = FIRST) -> "UnpaddedBatch | None":
+        """From a mask (B, L), True for real tokens; None where padding stands inside of a row, or heads read it.
 
         Tokens of a row have to be neighbours, since the distances between them count.
 
         Args:
             read: the states of a row that heads read. Padding stays where it is among them.
-            fewest: the share of padding from which on it is taken out.
         """
         batch, length = real.shape
         lengths = real.sum(1)
-        if not length or int(lengths.sum()) > (1 - fewest) * batch * length or not bool(real[:, read].all()):
+        if not length or not bool(real[:, read].all()):
             return None
         if bool((real[:, 1:] & ~real[:, :-1]).sum(1).add(real[:, 0]).ne(1).any()):  # rows without a token, too
             return None

@@ -58,13 +58,13 @@ def _differences(source: str, revision: str | None) -> dict[str, str]:
     import transformers
     from transformers import PreTrainedConfig
 
-    from ..conversion.inspect_checkpoint import architecture_of
+    from ..families.family import first_class
     from ..families.loaded import check_loaded
 
     hide_loading_bars()
     config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     known = sorted(name for name in config.get("auto_map") or () if name.startswith("AutoModel"))  # AutoModel first
-    kind = getattr(transformers, known[0] if known else architecture_of(config), transformers.AutoModel)
+    kind = getattr(transformers, known[0] if known else first_class(config), transformers.AutoModel)
     model = kind.from_pretrained(source, revision=revision, trust_remote_code=True)
     return {name: str(finding) for name, finding in check_loaded(model).items()}
 
@@ -132,7 +132,7 @@ def _describe_scheme(scheme: Any) -> dict[str, Any]:
     settings = scheme.resolve({}, RelPosBertConfig())
     return {
         "summary": scheme.summary,
-        "direction": not scheme.is_order_blind(settings),
+        "direction": not scheme.is_symmetric_with(settings),
         "out_of_range": scheme.out_of_range[0],
         "target": not METHODS["distil"].unsupported_reason(scheme),
         "source": scheme.source,

@@ -154,7 +154,7 @@ def _for_length(
 ) -> dict[str, Any]:
     """Options of the scheme, extended to rows past the source's maximum length if such rows are learnt from."""
     length = getattr(method_options, "length", None) or 0
-    return scheme.reaching(options, length) if length > source.max_position_embeddings else options
+    return scheme.options_for_length(options, length) if length > source.max_position_embeddings else options
 
 
 def _with_token_types(fields: Mapping[str, Any], exact: bool) -> dict[str, Any]:

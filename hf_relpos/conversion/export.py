@@ -3,13 +3,11 @@
 import json
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
@@ -20,13 +18,13 @@ from ..families.loading import NOT_KEPT
 from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, recognise
 from ..families.registry import FAMILIES
-from ..files import atomic_folder, describe_write_error, write_json
+from ..files import write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
 from .build import ARCHITECTURES
 from .configurations import source_config
-from .folder import check_replaceable, check_target, copy_companions
+from .folder import check_target, copy_companions, new_folder
 from .verify import under_own_names
 
 
@@ -66,15 +64,12 @@ def export_checkpoint(
     spec, name = _spec(model)
     stock = None if spec.family.stock is None else _stock_model(model, spec, name)
     origin = _origin(model) if isinstance(source, RelPosBertPreTrainedModel) else Path(source)
-    try:
-        with atomic_folder(target, overwrite, partial(check_replaceable, out)) as unfinished:
-            if stock is None:
-                _write_for_own_code(unfinished, model, spec)
-            else:
-                stock.save_pretrained(unfinished)
-            copied = () if origin is None else copy_companions(origin, unfinished, model if stock is None else stock)
-    except (OSError, SafetensorError) as error:
-        raise ConversionError(describe_write_error(error, target)) from error
+    with new_folder(out, target, overwrite) as unfinished:
+        if stock is None:
+            _write_for_own_code(unfinished, model, spec)
+        else:
+            stock.save_pretrained(unfinished)
+        copied = () if origin is None else copy_companions(origin, unfinished, model if stock is None else stock)
     if not set(copied) & set(TOKENIZER_FILES):
         warnings.warn(
             f"{out} has no tokenizer, because none was found in {origin or model.name_or_path or 'the model'}; save "

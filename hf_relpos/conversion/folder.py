@@ -8,11 +8,14 @@ in `0_Transformer`. The result loads as a SentenceTransformer, after `import hf_
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ..families.checkpoint import (
@@ -30,7 +33,7 @@ from ..families.checkpoint import (
 from ..families.errors import ConversionError, abbreviate
 from ..families.paths import check_free, local_folder
 from ..families.privacy import without_local_paths
-from ..files import check_writable, describe_write_error, write_json
+from ..files import atomic_folder, check_writable, describe_write_error, write_json
 from ..models.saved_code.remote_code import own_files
 
 
@@ -217,6 +220,20 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
     except OSError as error:
         raise ConversionError(describe_write_error(error, target)) from error
     return target
+
+
+@contextmanager
+def new_folder(out: str | Path, target: Path, overwrite: bool) -> Iterator[Path]:
+    """`atomic_folder` for `check_target`, in which a user may have added files in the meantime.
+
+    Raises:
+        ConversionError: for a folder that cannot be written, and as `check_replaceable`.
+    """
+    try:
+        with atomic_folder(target, overwrite, partial(check_replaceable, out)) as unfinished:
+            yield unfinished
+    except (OSError, SafetensorError) as error:
+        raise ConversionError(describe_write_error(error, target)) from error
 
 
 def check_replaceable(out: str | Path, folder: Path) -> None:

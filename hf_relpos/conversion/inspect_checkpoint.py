@@ -19,6 +19,7 @@ from ..families.checkpoint import (
     tensor_names,
 )
 from ..families.errors import ConversionError, UnsupportedError, abbreviate
+from ..families.family import first_class
 from ..families.loaded import planned_load
 from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, check_tables, recognise
@@ -98,7 +99,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
     return Inspection(
         name=str(source),
         family=family if spec else str(config.get("model_type", "")),
-        architecture=architecture_of(config),
+        architecture=first_class(config),
         positions=_positions(spec) if spec else "",
         trained_length=(spec.fields if spec else config).get("max_position_embeddings"),
         max_seq_length=(
@@ -110,12 +111,6 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
         command=_command(spec, folder, str(source)) if spec and not refused else "",
         refused=refused,
     )
-
-
-def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first class that config.json names; empty for none."""
-    listed = config.get("architectures") or [""]
-    return str(listed if isinstance(listed, str) else listed[0])
 
 
 def _positions(spec: CheckpointSpec) -> str:
@@ -193,7 +188,7 @@ def _without_remote_code(
 def _stock_model(folder: Path) -> PreTrainedModel:
     """The class that config.json names, or else the encoder, without memory for its weights."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    named: Any = getattr(transformers, architecture_of(config.to_dict()), None)
+    named: Any = getattr(transformers, first_class(config.to_dict()), None)
     kind = getattr(named, "config_class", None)
     build = named if kind is not None and isinstance(config, kind) else AutoModel.from_config
     with torch.device("meta"):
@@ -212,7 +207,7 @@ def _load(spec: CheckpointSpec, name: str) -> str:
     bert = spec.family is FAMILIES["bert"] and spec.legacy_attention is not None
     if spec.family is OWN or not (spec.family.read_directly or bert):
         return ""
-    stock = spec.family.heads(spec.config).get(architecture_of(spec.config), "BertModel")
+    stock = spec.family.heads(spec.config).get(first_class(spec.config), "BertModel")
     return f"hf_relpos.RelPos{stock}.from_pretrained({name!r})"
 
 

@@ -103,7 +103,7 @@ class Method:
             return ""
         if scheme.learned_input_table and not self.keeps_table:
             return "the scheme adds absolute positions to the input, which the method removes"
-        if not scheme.zero_is_neutral:
+        if not scheme.zero_init_is_identity:
             return "the terms of the scheme cannot start at zero, so the outputs would change"
         return ""
 

@@ -9,20 +9,19 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from ..console import spinner
 from ..families.checkpoint import Checkpoint, read_tensors, rename_and_validate
-from ..families.errors import ConversionError, PoorConversionWarning
+from ..families.errors import PoorConversionWarning
 from ..families.names import is_buffer, is_table
 from ..families.recognition import check_tables, choose_head
-from ..files import atomic_folder, describe_write_error, write_json
+from ..files import write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
 from .card import write_card
 from .configurations import resolved_options
-from .folder import REPORT, check_replaceable, check_target, copy_companions, left_out
+from .folder import REPORT, check_target, copy_companions, left_out, new_folder
 from .learn import learn
 from .methods import Arguments
 from .plan import Conversion, plan_conversion
@@ -115,20 +114,13 @@ def convert(
     with spinner("converting", progress and not kind.learns):  # learning has its own progress bars
         model, changed = build_model(conversion, renamed, APPLY[conversion.given.method])
     report = _report(conversion, model, renamed, changed)
-    unchanged = partial(check_replaceable, out)  # a user may have added files in the meantime
-    try:
-        with (
-            spinner("writing and checking", progress),
-            atomic_folder(conversion.target, overwrite, unchanged) as unfinished,
-        ):
-            report, reloaded = _write(unfinished, conversion, model, renamed, report)
-            if kind.exact and has_reference(conversion):
-                difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
-                report = replace(report, difference=difference)
-            write_json(unfinished / REPORT, report.to_dict(), indent=2)
-            write_card(unfinished, conversion, report, reloaded)
-    except (OSError, SafetensorError) as error:
-        raise ConversionError(describe_write_error(error, conversion.target)) from error
+    with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
+        report, reloaded = _write(unfinished, conversion, model, renamed, report)
+        if kind.exact and has_reference(conversion):
+            difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
+            report = replace(report, difference=difference)
+        write_json(unfinished / REPORT, report.to_dict(), indent=2)
+        write_card(unfinished, conversion, report, reloaded)
     if report.failed_thresholds:
         warnings.warn(f"{out}: {report.warning}", PoorConversionWarning, stacklevel=2)
     return report

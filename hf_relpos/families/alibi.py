@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..models.checks import FEED_FORWARD_TYPES
-from .family import ALL, Family, Layout, Positions, Tensors, renamed
+from .family import ALL, Family, Layout, Positions, Tensors, first_class, renamed
 from .fused import exchanged_halves, hidden_size, join, projections, split
 from .names import Rule, from_stock
 
@@ -47,8 +47,7 @@ def _alibi(config: Mapping[str, Any]) -> Positions:
 
 def _language_head(config: Mapping[str, Any]) -> str:
     """The class of a language modelling head; empty for other heads."""
-    listed = config.get("architectures") or [""]
-    name = str(listed[0] if isinstance(listed, list) else listed)
+    name = first_class(config)
     return name if name.endswith(LANGUAGE_HEADS) else ""
 
 
@@ -169,7 +168,7 @@ FAMILIES: dict[str, Family] = {
         marker="feed_forward_type",
         not_marking=FEED_FORWARD_TYPES,
         signature_tensors=(rf"{GATED}|\.mlp\.up_gated_layer\.", r"\.attention\.self\.query\."),
-        told_by_tensors=_jina_by_tensors,
+        infer_from_tensors=_jina_by_tensors,
         read_directly=True,
         unsupported_reason=_jina_unsupported_reason,
         title="JinaBERT v2: embeddings, rerankers",
@@ -192,7 +191,7 @@ FAMILIES: dict[str, Family] = {
         pack=_pack_mosaic,
         marker="alibi_starting_size",
         signature_tensors=(GATED, r"\.attention\.self\.Wqkv\."),
-        told_by_tensors=_mosaic_by_tensors,
+        infer_from_tensors=_mosaic_by_tensors,
         read_directly=True,
         unsupported_reason=_mosaic_unsupported_reason,
         title="MosaicBERT, DNABERT-2, DNABERT-S, mRNABERT",

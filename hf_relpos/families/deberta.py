@@ -11,7 +11,7 @@ import torch
 
 from ..schemes.deberta import KINDS
 from .errors import ConversionError
-from .family import MOST, OF_DECODERS, Family, Layout, Positions, renamed
+from .family import MOST, OF_DECODERS, Family, Layout, Positions, first_class, renamed
 from .fused import Joint, join, split
 from .names import Rule
 
@@ -74,9 +74,9 @@ def _positions_v2(config: Mapping[str, Any]) -> Positions:
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of heads: token classifiers use the dropout of hidden states, and the newer language head is tied."""
-    head = str((config.get("architectures") or [""])[0])
+    is_of_tokens = first_class(config).endswith("ForTokenClassification")
     fields = {
-        "classifier_dropout": None if head.endswith("ForTokenClassification") else config.get("cls_dropout"),
+        "classifier_dropout": None if is_of_tokens else config.get("cls_dropout"),
         "embedding_projection": "before_norm",
         "embedding_size": config.get("embedding_size"),
     }
@@ -154,7 +154,7 @@ SEPARATE = tuple(f".attention.self.{name}_proj." for name in ("query", "key", "v
 JOINTS = (Joint((".attention.self.in_proj.",), SEPARATE, _split_heads, _join_heads),)
 COMMON: dict[str, Any] = {
     "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
-    "told_by_tensors": _told_by_tensors,
+    "infer_from_tensors": _told_by_tensors,
     "read_directly": True,
     "masks_queries": True,
     "tolerance": 1e-5,  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32

@@ -147,7 +147,7 @@ class Family:
         not_marking: values of that field that do not mark it, since configurations of this package have them.
         signature_tensors: regular expressions, each of which matches the name of some tensor, that mark the family in
             such a file; () for none.
-        told_by_tensors: function from configuration and tensor names to corrected fields of the configuration.
+        infer_from_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
         tolerance: tolerance of outputs in float64, relative to the largest, if Transformers computes parts in float32;
@@ -180,7 +180,7 @@ class Family:
     marker: str | None = None
     not_marking: tuple[str, ...] = ()
     signature_tensors: tuple[str, ...] = ()
-    told_by_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
+    infer_from_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
     tolerance: float | None = None
@@ -210,6 +210,12 @@ class Family:
     def naming(self, base: bool) -> tuple[Rule, ...]:
         """All renaming rules from a file to stock BERT; `base` for BertModel, which is the encoder itself."""
         return (*RULES, *self.rules, *(BASE_RULES[len(RULES) :] if base else ()))
+
+
+def first_class(config: Mapping[str, Any]) -> str:
+    """The first class that config.json names; empty for none."""
+    listed = config.get("architectures") or [""]
+    return str(listed if isinstance(listed, str) else listed[0])
 
 
 def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:

@@ -121,12 +121,19 @@ def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:
     options: dict[str, Any] = {"pairing": "half"}
     options["base"] = float(parameters.get("rope_theta", config.get("rope_theta", base)))
     kind, factor = rope_scaling(config)
-    size = config.get("hidden_size", 768) // config.get("num_attention_heads", 12)
     if kind == "linear":
         options |= {"scaling": "linear", "factor": factor}
     elif kind == "ntk":  # of the original code of `new`: a larger base, and all frequencies lower
+        size = hidden_size(config) // config.get("num_attention_heads", 12)
         options |= {"base": options["base"] * factor, "scaling": "linear", "factor": factor ** (2 / size)}
     return options
+
+
+def other_scaling(config: Mapping[str, Any]) -> str:
+    """Why a scaling of rotations has no counterpart here, of families that know linear ones; empty if it has one."""
+    if rope_scaling(config)[0] in (None, "linear"):
+        return ""
+    return f"rope_parameters = {config.get('rope_parameters')!r}: only 'default' and 'linear' are read here"
 
 
 def rope_scaling(config: Mapping[str, Any]) -> tuple[str | None, float]:

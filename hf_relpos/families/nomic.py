@@ -12,7 +12,7 @@ import torch
 
 from .errors import ConversionError
 from .family import Family, Layout, Positions, Tensors, renamed
-from .fused import ROPE_FIELDS, Joint, join, other_value, projections, rope_options, rope_scaling, split
+from .fused import ROPE_FIELDS, Joint, join, other_scaling, other_value, projections, rope_options, split
 from .names import Rule, from_stock
 
 
@@ -102,11 +102,7 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _positions(config: Mapping[str, Any]) -> Positions:
-    berts = {
-        "hidden_size": _size(config),
-        "num_attention_heads": config.get("n_head", config.get("num_attention_heads", 12)),
-    }
-    options = rope_options({**config, **berts}, config.get("rotary_emb_base", 1000.0))
+    options = rope_options(config, config.get("rotary_emb_base", 1000.0))
     if config.get("rotary_emb_interleaved"):
         options["pairing"] = "adjacent"
     if (share := config.get("rotary_emb_fraction", 1.0)) != 1.0:
@@ -133,9 +129,7 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
         return f"activation_function = {config['activation_function']!r}: only {known} have a counterpart here"
     if config.get("rotary_emb_fraction", 1.0) == 0:
         return "rotary_emb_fraction = 0: with absolute positions it is another model, which only its own code reads"
-    if rope_scaling(config)[0] not in (None, "linear"):
-        return f"rope_parameters = {config.get('rope_parameters')!r}: only 'default' and 'linear' are read here"
-    return ""
+    return other_scaling(config)
 
 
 FAMILIES: dict[str, Family] = {

@@ -13,7 +13,16 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import conversion_errors, tensor_names
 from .errors import ConversionError, UnsupportedError, abbreviate
-from .family import LEGACY_ATTENTION, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, LegacyAttention, Positions
+from .family import (
+    LEGACY_ATTENTION,
+    LEGACY_TYPES,
+    PRETRAINING,
+    TASK_TYPES,
+    Family,
+    LegacyAttention,
+    Positions,
+    first_class,
+)
 from .names import is_scheme, is_table, to_stock
 from .privacy import without_local_paths
 from .registry import FAMILIES, OWN, defaults_of, resemblance
@@ -172,7 +181,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     family = FAMILIES[kind_of_files]
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**defaults_of(kind_of_files), **without_local_paths(config)}
-    completed |= family.told_by_tensors(completed, names)
+    completed |= family.infer_from_tensors(completed, names)
     legacy = kind in family.legacy_types
     if reason := family.unsupported_reason(completed):
         raise UnsupportedError(f"{folder}: {mark}, {reason}")
@@ -293,15 +302,14 @@ def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = N
     """
     family, heads = spec.family, spec.family.heads(spec.config)
     base = f"{family.class_prefixes[0]}Model"
-    listed = spec.config.get("architectures") or [base]
-    name = architecture if architecture is not None else listed[0] if isinstance(listed, list) else listed
+    named = first_class(spec.config)
+    name = architecture if architecture is not None else named or base
     if name in heads:
-        unnamed = architecture is None and not spec.config.get("architectures")
-        return Head(name, heads[name], UNNAMED if unnamed else "")
+        return Head(name, heads[name], "" if architecture is not None or named else UNNAMED)
     if architecture is not None and architecture in heads.values():
         return Head(next(own for own, stock in heads.items() if stock == architecture), architecture)
-    of_family = family.class_prefixes != ("Bert",) and str(name).startswith(family.class_prefixes)
-    if architecture is None and of_family and str(name).endswith(PRETRAINING):
+    of_family = family.class_prefixes != ("Bert",) and name.startswith(family.class_prefixes)
+    if architecture is None and of_family and name.endswith(PRETRAINING):
         return Head(base, "BertModel", f"the head of {name}, which BERT does not have")
     where = "architecture" if architecture is not None else f"{folder}: architectures"
     remedy = (

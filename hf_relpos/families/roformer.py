@@ -8,7 +8,7 @@ import torch
 
 from ..host.declarations import ROFORMER_CAUSAL_MASK
 from .errors import ConversionError
-from .family import MOST, Family, Layout, Positions, Tensors
+from .family import MOST, Family, Layout, Positions, Tensors, first_class
 from .names import Rule
 
 
@@ -49,8 +49,7 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of its classifier, a pooler with the activation of the layers between two dropouts."""
-    head = str((config.get("architectures") or [""])[0])
-    if not head.endswith("ForSequenceClassification"):
+    if not first_class(config).endswith("ForSequenceClassification"):
         return {}
     dropout = config.get("hidden_dropout_prob", 0.1)
     activation = config.get("hidden_act", "gelu")

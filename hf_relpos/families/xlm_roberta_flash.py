@@ -15,7 +15,7 @@ import torch
 
 from .errors import ConversionError
 from .family import MOST, Family, Layout, Positions, Tensors, renamed
-from .fused import ROPE_FIELDS, hidden_size, join, projections, rope_options, rope_scaling, split
+from .fused import ROPE_FIELDS, hidden_size, join, other_scaling, projections, rope_options, split
 from .names import Rule, from_stock
 
 
@@ -100,18 +100,16 @@ def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor
 def _positions(config: Mapping[str, Any]) -> Positions:
     if not _is_rotary(config):
         return Positions()
-    sizes = {"hidden_size": 768, "num_attention_heads": 12} | dict(config)
-    return Positions(
-        absolute=False, scheme="rope", options=rope_options(sizes, config.get("rotary_emb_base", 20000.0))
-    )
+    options = rope_options(config, config.get("rotary_emb_base", 20000.0))
+    return Positions(absolute=False, scheme="rope", options=options)
 
 
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
     kind = config.get("position_embedding_type", "absolute")
     if kind not in ("absolute", "rotary"):
         return f"position_embedding_type = {kind!r}: only 'absolute' and 'rotary' are read here"
-    if rope_scaling(config)[0] not in (None, "linear"):
-        return f"rope_parameters = {config.get('rope_parameters')!r}: only 'default' and 'linear' are read here"
+    if reason := other_scaling(config):
+        return reason
     activation = config.get("hidden_act", "gelu")
     if config.get("model_type") != "jina_embeddings_v3" and activation not in ACTIVATIONS:
         return (

@@ -177,6 +177,8 @@ TOOLS = (
     Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
     Need("torch:_int_mm", without="optimize(precision='int8') raises an error"),
     Need("torch:_assert_async"),
+    Need("torch:Tensor._make_wrapper_subclass"),
+    Need("torch.utils._pytree:tree_map_only"),
     Need("torch.nn.modules.module:register_module_buffer_registration_hook"),
     Need("torch._C:_functorch.peek_interpreter_stack"),
     Need("torch.autograd.forward_ad:_current_level"),

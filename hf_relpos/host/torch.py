@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils import _pytree
 
 
 def has_onednn_linear() -> bool:
@@ -137,3 +138,13 @@ def at_least_graphs(limit: int) -> Any:
 def when_buffers_are_registered(hook: Any) -> None:
     """Let a hook hear of each buffer that any module registers: its arguments are the module, the name, the tensor."""
     torch.nn.modules.module.register_module_buffer_registration_hook(hook)
+
+
+def without_values(kind: type[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """A tensor of a subclass, with a shape and a dtype, and no memory."""
+    return torch.Tensor._make_wrapper_subclass(kind, shape, dtype=dtype)
+
+
+def map_tensors(kind: type[torch.Tensor], function: Any, values: Any) -> Any:
+    """Nested values with a function of each tensor of a subclass in its place."""
+    return _pytree.tree_map_only(kind, function, values)

@@ -31,7 +31,7 @@ def offsets_of(states: torch.Tensor, length: int | None = None) -> AttentionCont
     return AttentionContext(length, length, device=states.device, dtype=precise)
 
 
-def is_worthwhile(module: nn.Module, query_length: int, key_length: int, batch: int, heads: int) -> bool:
+def prefer_backend(module: nn.Module, query_length: int, key_length: int, batch: int, heads: int) -> bool:
     """Whether our backends are faster than the stock code of MPNet, RoFormer, T5 and XLNet.
 
     On the CPU they are faster if there are enough scores for chunks; for shorter calls, and in graphs, stock is as

@@ -1,7 +1,7 @@
 """Level `by length`: rows of about the same length are computed together, by the encoder's own forward.
 
 Nothing has to be known of the encoder but that it maps tokens and a mask to states, row by row. A batch is cut into
-groups by a dynamic programme: a group costs its padded tokens, and as much again as a call of the encoder costs.
+groups: each costs its padded tokens, and as much again as a call of the encoder costs.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.utils import ModelOutput
 
 from .batch import MismatchError
 
 
 # A call of an encoder costs about as much time as so many tokens. See docs/results/benchmarks/cpu-encoder.md.
 TOKENS_OF_A_CALL = 60
-# Lengths are rounded up to so many different ones, which bounds the dynamic programme.
-MOST_LENGTHS = 64
 
 
 @dataclass(frozen=True)
@@ -55,29 +52,21 @@ def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
 
 
 def groups_of(sizes: Sequence[int], call_cost: int) -> list[tuple[list[int], int]]:
-    """Rows by groups, each with the size of its longest row, at the least cost."""
-    step = -(-(max(sizes) - min(sizes) + 1) // MOST_LENGTHS)
-    rows_of: dict[int, list[int]] = {}
-    for row, size in enumerate(sizes):
-        rows_of.setdefault(size // step, []).append(row)
-    keys = sorted(rows_of)
-    longest = [max(sizes[row] for row in rows_of[key]) for key in keys]
-    counts = [len(rows_of[key]) for key in keys]
-    least, cut = [0.0], [0]
-    for end in range(1, len(keys) + 1):
-        best, begin, rows = float("inf"), 0, 0
-        for start in range(end - 1, -1, -1):
-            rows += counts[start]
-            cost = least[start] + rows * longest[end - 1] + call_cost
-            if cost < best:
-                best, begin = cost, start
-        least.append(best)
-        cut.append(begin)
-    found, end = [], len(keys)
-    while end:
-        rows_together = [row for key in keys[cut[end] : end] for row in rows_of[key]]
-        found.append((rows_together, longest[end - 1]))
-        end = cut[end]
+    """Rows by groups, the longest first, each with the size of its longest row.
+
+    A group ends where its padding would cost more than another call. On uniform and lognormal lengths, the whole costs
+    .5 to 3 % more than the best groups.
+    """
+    found: list[tuple[list[int], int]] = []
+    padding = 0
+    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
+        missing = found[-1][1] - sizes[row] if found else 0
+        if found and padding + missing <= call_cost:
+            found[-1][0].append(row)
+            padding += missing
+        else:
+            found.append(([row], sizes[row]))
+            padding = 0
     return found
 
 
@@ -119,7 +108,7 @@ def _together(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> 
         return None
     if isinstance(first, torch.Tensor):
         return _joined(outputs, real, parts)
-    if isinstance(first, ModelOutput):
+    if isinstance(first, dict):  # as outputs of Transformers are
         names = [name for name in first if first[name] is not None]
         return type(first)(**{name: _together([each[name] for each in outputs], real, parts) for name in names})
     if isinstance(first, tuple | list):

@@ -6,6 +6,8 @@ calls it, since a head may read padding. All of this runs on a shadow of the mod
 nothing else: dropout is off there, buffers and configuration are its own, and other threads see nothing of it.
 """
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +37,8 @@ TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
 BY_BATCH = ("dynamic", "longrope")
 # In names of classes and fields of remote code that do likewise.
 BY_BATCH_NAMES = ("dynamic", "ntk", "longrope")
+# Seconds that a call of a few tokens may take. Scans that pad to whole chunks take minutes where they have no kernels.
+SLOW = 10.0
 # Padding tokens of models that name none: zero, and the end of a text.
 UNNAMED = (0,)
 # Of setups that are tried: several groups or parts of a few rows, whatever they cost.
@@ -95,11 +99,13 @@ def vocabulary_of(encoder: Any) -> int:
     """How many tokens an encoder knows; of a module that does not say so, by its first table of embeddings.
 
     Raises:
-        StopIteration, NotImplementedError: if it has none.
+        StopIteration: if it has none.
     """
-    if hasattr(encoder, "get_input_embeddings"):
+    try:
         table = encoder.get_input_embeddings()
-    else:
+    except (AttributeError, NotImplementedError):
+        table = None
+    if not isinstance(getattr(table, "weight", None), torch.Tensor):
         table = next(part for part in encoder.modules() if isinstance(part, nn.Embedding))
     count: int = table.weight.shape[0]
     return count
@@ -149,9 +155,29 @@ def rotations_by_batch(encoder: nn.Module) -> int | None:
     return min(limits) if limits else None
 
 
-def outputs_of(model: Any, inputs: dict[str, Any], *args: Any) -> dict[str, torch.Tensor]:
-    """Tensors of what a model returns, by names."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+def sparse_from(config: Any) -> int | None:
+    """The length of a batch from which on attention chooses keys, by their scores or at random; None for never.
+
+    Which ones are chosen depends on padding then: scores are equal where all heads have zeros, and blocks are drawn.
+    """
+
+    def product(*names: str) -> int | None:
+        values = [getattr(config, name, None) for name in names]
+        return math.prod(each for each in values if each) if all(isinstance(each, int) for each in values) else None
+
+    limits = [product("index_topk"), product("keep_window_size"), product("index_topk_blocks", "index_block_size")]
+    if getattr(config, "attention_type", None) == "block_sparse":
+        limits.append(
+            (5 + 2 * config.num_random_blocks) * config.block_size
+        )  # BigBird's full attention is up to these
+    return min((each + 1 for each in limits if each), default=None)
+
+
+def outputs_of(model: Any, inputs: dict[str, Any], *args: Any, seed: int | None = None) -> dict[str, torch.Tensor]:
+    """Tensors of what a model returns, by names; with other random numbers than a call without a seed draws."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+        if seed is not None:
+            torch.manual_seed(seed)
         return dict(_tensors("", model(*map(_copied, args), **_copied(inputs))))
 
 
@@ -191,7 +217,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any], real: torch.Ten
             got, want = got.masked_fill(hidden, 0), want.masked_fill(hidden, 0)
         apart = (got - want).abs().nan_to_num(float("inf")) / want.abs().max().clamp(min=1e-30)
         if want.shape[:1] == real.shape[:1]:
-            worst = worst.maximum(apart.flatten(1).amax(1))
+            worst = worst.maximum(apart.reshape(len(real), -1).amax(1))
         else:
             worst = worst.maximum(apart.max())
     return worst
@@ -201,6 +227,49 @@ def tolerance_of(module: nn.Module) -> float:
     """The largest difference that is rounding, in the dtype of a module's parameters."""
     dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
     return TOLERANCE if dtype in (torch.float32, torch.float64) else TOLERANCE_OF_HALF
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """A shadow in training, whose rates of dropout are 0."""
+    made: nn.Module = shadow(model).train()
+    for part in modules_in(made):
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        for holder in filter(None, (part, vars(part).get("config"))):
+            for name, value in list(vars(holder).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(holder, name, 0.0)
+    return made
+
+
+def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
+    """The setup of an encoder with code of others, once batches of a length are checked, too; it is stored.
+
+    What the rows of `Check` do not show appears in longer ones: windows, blocks, scales and rotations by the length.
+
+    Args:
+        batch: rows of the call, which bound those of the check, and so its memory.
+    """
+    stock, trial = shadow(encoder), shadow(encoder)
+    del vars(stock)[SETUP]
+    vars(trial)[SETUP] = replace(setup, checked=None, **TRIAL)
+    most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
+    step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
+    longer = min(-(-length // step) * step, max(most, length))
+    for size in dict.fromkeys((longer, length)):
+        probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides, setup.trusts_mask)
+        inputs = probe.inputs(encoder)
+        try:
+            worst = differences(outputs_of(trial, inputs), outputs_of(stock, inputs), probe.real)
+        except Exception:  # of a model that ends before
+            continue
+        if float(worst.max()) <= tolerance_of(encoder):
+            found = replace(setup, checked=size)
+            break
+    else:
+        found = replace(setup, checked=None, trained=(setup.checked or 0) + 1)
+    vars(encoder)[SETUP] = found
+    return found
 
 
 class Check:
@@ -220,11 +289,12 @@ class Check:
         known, foreign = kinds_in(encoder)
         self.is_foreign = bool(foreign)
         self.names, _ = parameters_of(type(encoder).forward)
+        limits = (rotations_by_batch(encoder), sparse_from(getattr(encoder, "config", None)))
         self.base = Setup(
             "by length",
             pads=pads,
             trusts_mask=trusts_mask,
-            trained=rotations_by_batch(encoder),
+            trained=min((each for each in limits if each is not None), default=None),
             trusted=known | foreign,
             **TRIAL,
         )
@@ -243,10 +313,13 @@ class Check:
         """The setup of the first level that agrees; or why none does."""
         if self.lengths[0] < 2:
             return "its rotations depend on the length of the batch, and no trained length is known"
+        begin = time.perf_counter()
         try:
             probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES[0], self.base.trusts_mask)
             inputs = probe.inputs(self.encoder)
             expected = outputs_of(self.trial, inputs)
+            if (seconds := time.perf_counter() - begin) > SLOW:
+                return f"its own forward takes {seconds:.0f} s for a few tokens, too long to try others"
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
         base = replace(self.base, returns_cache=self._returns_cache(inputs))
@@ -263,6 +336,14 @@ class Check:
                     best = setup
                 if best is not None and len(best.sides) == len(SIDES[0]):
                     break
+            if best is not None and level == "by length":
+                again = differences(outputs_of(self.trial, inputs, seed=1), expected, probe.real)
+                if not float(again.max()) <= self.tolerance:
+                    return "its own outputs differ from call to call: it draws random numbers, or has a state"
+            if best is not None and self.is_foreign:
+                best = replace(
+                    best, trains=self._trains(best, probe, inputs), checked=self.lengths[0], recheck=with_length
+                )
             if best is not None:
                 return best
             reasons.append(f"{level} {worst:.0e}" if worst < float("inf") else f"{level} fails")
@@ -274,7 +355,7 @@ class Check:
         if self.own is not None:
             return ("own", "by length")
         implementation = getattr(getattr(self.encoder, "config", None), "_attn_implementation", None)
-        return ("contract", "by length") if implementation == contract.DELEGATE else ("by length",)
+        return ("contract", "by length") if implementation in (contract.DELEGATE, contract.NAME) else ("by length",)
 
     def _positions(self, level: Level) -> tuple[str | None, ...]:
         if "position_ids" not in self.names or level == "own":
@@ -294,11 +375,21 @@ class Check:
         found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
         return any(found.get(name) is not None for name in (*CACHE_NAMES, "mems"))
 
+    def _trains(self, setup: Setup, probe: Probe, inputs: dict[str, Any]) -> bool:
+        """Whether a setup agrees in training, too, where code of others may read all rows of a batch."""
+        try:
+            expected = outputs_of(without_dropout(self.trial), inputs)
+        except Exception:  # of models that ask for labels then
+            return False
+        both = replace(setup, sides=SIDES[0])
+        found, _ = self._tried(both, probe, inputs, expected, without_dropout(self.trial))
+        return found is not None and {*setup.sides} <= {*found.sides}
+
     def _tried(
-        self, setup: Setup, probe: Probe, inputs: dict[str, Any], expected: dict[str, Any]
+        self, setup: Setup, probe: Probe, inputs: dict[str, Any], expected: dict[str, Any], trial: Any = None
     ) -> tuple[Setup | None, float]:
         """A setup with the sides on which it agrees, None if on none; and the least difference of a side."""
-        trial = shadow(self.trial)
+        trial = shadow(self.trial) if trial is None else trial
         apply_to(trial, setup, self.own)
         if plan_of(trial, setup, self.names, dict(inputs)) is None:
             return None, float("inf")
@@ -324,6 +415,7 @@ class EndToEnd:
             setups: of encoders inside, by their names; at least one.
         """
         self.root, self.setups, self.tolerance = root, setups, tolerance_of(root)
+        self.is_called = False  # whether it took any of the arguments that are tried
         name, first, _ = setups[0]
         # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
         self.common = tuple(side for side in SIDES[0] if all(side in setup.sides for _, setup, _ in setups))
@@ -332,7 +424,7 @@ class EndToEnd:
         self.probe = Probe(root.get_submodule(name), lengths, first.pads, self.common or SIDES[0])
 
     def sides(self) -> tuple[str, ...]:
-        """Where padding stands in rows with the same outputs without it; of all where nobody knows how to call it."""
+        """Where padding stands in rows with the same outputs without it; of all if it is not known how to call it."""
         stock = self._shadow()
         for inputs in self._inputs():
             try:
@@ -343,7 +435,7 @@ class EndToEnd:
             for name, setup, own in self.setups:
                 encoder = trial.get_submodule(name)
                 if isinstance(encoder, RelPosBertModel):
-                    encoder.unpads = lambda *given: True
+                    encoder.can_unpad = lambda *given: True
                 else:
                     apply_to(encoder, replace(setup, **TRIAL), own)
             try:
@@ -351,6 +443,7 @@ class EndToEnd:
             except Exception:
                 return ()
             turns = len(self.common)
+            self.is_called = True
             return tuple(s for i, s in enumerate(self.common) if float(worst[i::turns].max()) <= self.tolerance)
         return self.common
 
@@ -379,6 +472,8 @@ class EndToEnd:
             yield (given,)
         yield ({}, {"input_ids": ids, "attention_mask": mask})
         yield ({}, ids, mask)
+        yield ({}, ids, mask.sum(-1))  # lengths
+        yield ({}, ids)
 
 
 def apply_to(encoder: Any, setup: Setup, own: OwnParts | None = None) -> list[nn.Module]:

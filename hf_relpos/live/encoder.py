@@ -57,7 +57,12 @@ class Setup:
             encoders that are not told.
         returns_cache: whether it returns keys and values, or XLNet's memory, where it is not told to do without.
         window: of local layers, whose rows of many windows are computed by window; None for none.
-        trained: where rotations depend on the length of the batch, that from which on; None where they do not.
+        trained: where rotations, or keys that are chosen, depend on the length of the batch, that from which on; None
+            where they do not.
+        checked: the length of batches up to which an encoder with code of others was compared with itself; longer ones
+            are compared when they come. None for an encoder of Transformers alone.
+        recheck: the function of encoder, setup, rows and length that compares them, and returns the next setup.
+        trains: whether its outputs in training depend on each row alone, dropout aside.
         trusted: classes and code of others that were inside when the level was checked.
         fewest: padding tokens from which on they are taken out.
         call_cost: of a call of the encoder, in tokens.
@@ -73,6 +78,9 @@ class Setup:
     returns_cache: bool = False
     window: int | None = None
     trained: int | None = None
+    checked: int | None = None
+    recheck: Any = None
+    trains: bool = True
     trusted: frozenset[Any] = frozenset()
     fewest: int = FEWEST
     call_cost: int = by_length.TOKENS_OF_A_CALL
@@ -151,6 +159,9 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
         return forward(encoder, *args, **kwargs)
     given = dict(zip(names, args, strict=False)) | kwargs
     plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
+    if plan is not None and setup.checked is not None and plan.real.shape[1] > setup.checked and not setup.is_trial:
+        setup = setup.recheck(encoder, setup, *plan.real.shape)
+        plan = plan if setup.checked is not None else None
     if plan is None:
         return forward(encoder, *args, **kwargs)
     try:
@@ -235,6 +246,7 @@ def plan_of(
         or getattr(config, "chunk_size_feed_forward", 0)
         or (setup.returns_cache and wanted("use_cache"))
         or ("use_mems" in names and wanted("use_mems", memory))
+        or (encoder.training and not setup.trains)
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or collects_outputs()
         or not is_padding(setup, given.get("input_ids"), real)
@@ -249,7 +261,7 @@ def plan_of(
     found = None
     by_parts = setup.level == "by length" or by_row or wanted("output_hidden_states") or (batch == 1 and not is_long)
     if not by_parts and (setup.level == "own" or config._attn_implementation == contract.NAME):
-        found = UnpaddedBatch.of(real, slice(0), 0.0)
+        found = UnpaddedBatch.of(real, slice(0))
     if found is None and not sides:
         return None
     positions = None

@@ -114,6 +114,8 @@ def takes_tokens(module: Any) -> bool:
     config = getattr(module, "config", None)
     if "attention_mask" not in names or not any(name in names for name in TOKENS) or "labels" in names:
         return False
+    if "encoder_hidden_states" not in names:
+        return True
     reads_encoder = getattr(config, "is_decoder", False) and getattr(config, "add_cross_attention", False)
     return not (reads_encoder or getattr(module, "is_decoder", False) or "Decoder" in type(module).__name__)
 

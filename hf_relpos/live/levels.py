@@ -166,7 +166,7 @@ def _refusal(encoder: Any, padding: str) -> str | None:
     if SETUP in vars(encoder) or any(type(part).__module__ in OWN_CODE for part in modules_in(encoder)):
         return "it is accelerated already"
     if isinstance(encoder, RelPosBertModel):
-        return "it takes padding out already" if encoder.unpads else None
+        return "it takes padding out already" if encoder.can_unpad else None
     if "forward" in vars(encoder):
         return "other code has replaced its forward method"
     devices = {each.device.type for each in encoder.parameters()}
@@ -187,8 +187,13 @@ def _sides_that_heads_allow(
     for module in root.modules():
         if SPANS in type(module).__name__:
             return (), f"{type(module).__name__} compares all states of a row, padding too"
-    sides = EndToEnd(root, unpadded).sides()
-    return sides, f"{type(root).__name__} reads states at padding, and computes other outputs without"
+    check, kind = EndToEnd(root, unpadded), type(root).__name__
+    sides = check.sides()
+    if sides and not check.is_called:
+        return sides, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+    if sides and sides == check.common:
+        return sides, ""
+    return sides, f"{kind} reads states at padding, and computes other outputs without"
 
 
 def _changed(
@@ -202,7 +207,7 @@ def _changed(
 ) -> Encoder:
     """Change an encoder, and say how."""
     if isinstance(encoder, RelPosBertModel) and setup is not None:
-        encoder.unpads = partial(may_unpad, setup)
+        encoder.can_unpad = partial(may_unpad, setup)
         changed.append(encoder)
         return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, "padding is taken out")
     effects = [] if own is None else [own.effect]
@@ -220,7 +225,11 @@ def _changed(
         argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         taken_out += f"; calls that return keys and values are left to Transformers: ask with {argument}=False"
     if setup.trained is not None:
-        taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes all rotations"
+        taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes what it computes"
+    if not setup.trains:
+        taken_out += "; not in training, where rows depend on each other"
+    if reader:
+        taken_out += f"; {reader}"
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         taken_out += f"; not while {type(watched).__name__} has hooks"
     return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(filter(None, (*effects, taken_out))))
@@ -240,7 +249,7 @@ def restore(module: Any) -> None:
     """Give a module the class and the attention that it had before `optimize`."""
     own = vars(module)
     if isinstance(module, RelPosBertModel):
-        own.pop("unpads", None)
+        own.pop("can_unpad", None)
     if own.pop(SETUP, None) is not None:
         for part in modules_in(module):
             config: Any = getattr(part, "config", None)

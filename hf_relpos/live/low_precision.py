@@ -143,7 +143,7 @@ class Int8Rates(NamedTuple):
     packed: float
 
     def __str__(self) -> str:
-        faster = "faster" if self.is_worthwhile else "slower"
+        faster = "faster" if self.is_faster else "slower"
         int8 = max(self.matrices, self.packed)
         return f"{faster} than float32 on this machine ({int8:.0f} against {self.float32:.0f} GFLOP/s)"
 
@@ -153,7 +153,7 @@ class Int8Rates(NamedTuple):
         return self.packed > self.matrices
 
     @property
-    def is_worthwhile(self) -> bool:
+    def is_faster(self) -> bool:
         """Whether int8 is faster than float32."""
         return max(self.matrices, self.packed) > self.float32
 
@@ -221,7 +221,7 @@ def choose(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) 
     """The precision that is asked for; for "auto" the fastest one whose rows agree."""
     if precision != "auto":
         return candidate(comparison, layers, precision)
-    names = ["float32", "bfloat16", *(["int8"] if int8_rates().is_worthwhile else [])]
+    names = ["float32", "bfloat16", *(["int8"] if int8_rates().is_faster else [])]
     found = [candidate(comparison, layers, name) for name in names]
     taken = seconds_of({each.precision: partial(comparison.outputs, each.model) for each in found}, rounds=3)
     right = [each for each in found if each.agreement.cosine >= LEAST_COSINE] or found[:1]

@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..attention.formula import Terms, toeplitz_table
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MPNetEncoder, MPNetSelfAttention
-from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, rate_of, split_heads
+from .attention import as_boolean, attend_as_stock, offsets_of, prefer_backend, rate_of, split_heads
 from .batch import take_batch
 from .foreign import is_stock
 
@@ -24,7 +24,7 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
         It is stock's bias, (B, H, L, L), if the layers run the stock code.
         """
         batch, length = x.shape[:2]
-        by_offset = position_ids is None and is_worthwhile(self, length, length, batch, self.n_heads)
+        by_offset = position_ids is None and prefer_backend(self, length, length, batch, self.n_heads)
         if not by_offset or not is_stock(self):
             return super().compute_position_bias(x, position_ids, num_buckets)
         offsets = offsets_of(x).offsets(x.device)

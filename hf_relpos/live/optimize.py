@@ -212,7 +212,7 @@ def _change_products(
             layer.__class__ = FastLinear
     if layers and take_maxima_first(roots, changed):
         handle.products += "; the vocabulary head reads tokens only, and gives their maxima to SpladePooling"
-    if precision == "int8" and not int8_rates().is_worthwhile:
+    if precision == "int8" and not int8_rates().is_faster:
         handle.rounded, precision, rounded = f"int8 is {int8_rates()}: layers stay in float32", "float32", []
     if comparison is not None:
         taken = choose(comparison, rounded, precision or "float32")

@@ -9,7 +9,7 @@ from ..attention.formula import Terms
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import RoFormerEncoder, RoFormerSelfAttention
 from ..host.transformers import has_cache
-from .attention import as_boolean, attend_as_stock, is_worthwhile, rate_of, split_heads
+from .attention import as_boolean, attend_as_stock, prefer_backend, rate_of, split_heads
 from .batch import take_batch
 from .foreign import is_stock
 
@@ -53,7 +53,7 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
 
             return attention_mask.by_group(attend, *vectors), None
         batch, length = hidden_states.shape[:2]
-        long = is_worthwhile(self, length, length, batch, self.num_attention_heads) and is_stock(self)
+        long = prefer_backend(self, length, length, batch, self.num_attention_heads) and is_stock(self)
         if not long or encoder_hidden_states is not None or has_cache(kwargs):
             return super().forward(
                 hidden_states,

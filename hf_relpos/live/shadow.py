@@ -23,10 +23,10 @@ def shadow(root: nn.Module) -> Any:
             return found
         made = modules[id(module)] = object.__new__(type(module))
         own = vars(made)
-        own.update(vars(module))
-        for name in ("_parameters", "_non_persistent_buffers_set", *(name for name in own if name.endswith("_hooks"))):
-            if name in own:
-                own[name] = copy.copy(own[name])
+        own |= {
+            name: copy.copy(value) if isinstance(value, dict | list | set) else value
+            for name, value in vars(module).items()
+        }
         own["_buffers"] = {
             name: buffers.setdefault(id(each), each if each is None else each.clone())
             for name, each in module._buffers.items()

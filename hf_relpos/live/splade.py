@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from ..attention.cpu_gemm import FastLinear, has_gradients, linear
 from ..attention.tracing import is_traced, is_transformed
+from ..host.torch import map_tensors, without_values
 from .foreign import stock_class
 
 
@@ -35,8 +35,7 @@ class Logits(torch.Tensor):
 
     @staticmethod
     def __new__(cls, states: torch.Tensor, layer: nn.Linear) -> "Logits":
-        shape = (*states.shape[:-1], layer.out_features)
-        made: Logits = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=states.dtype)
+        made: Logits = without_values(cls, (*states.shape[:-1], layer.out_features), states.dtype)
         made.states, made.layer, made.whole = states, layer, None
         return made
 
@@ -55,12 +54,12 @@ class Logits(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in METADATA:
             return super().__torch_function__(func, types, args, kwargs)
-        args, kwargs = tree_map_only(cls, cls.computed, (args, kwargs or {}))
+        args, kwargs = map_tensors(cls, cls.computed, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = tree_map_only(cls, cls.computed, (args, kwargs or {}))
+        args, kwargs = map_tensors(cls, cls.computed, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

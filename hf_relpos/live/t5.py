@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from ..attention.formula import Terms, toeplitz_table
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MT5Attention, MT5Stack, T5Attention, T5Stack, records_of
-from .attention import as_boolean, attend_as_stock, is_worthwhile, offsets_of, split_heads
+from .attention import as_boolean, attend_as_stock, offsets_of, prefer_backend, split_heads
 from .batch import take_batch
 from .foreign import is_stock
 
@@ -93,7 +93,7 @@ class _Stack:
         may = ALWAYS_THREE and not given.get("is_causal") and not is_refused(stack, attention_mask)
         if tokens is not None and may:
             rows, length = tokens.shape[:2]
-            is_long = is_worthwhile(stack, length, length, rows, stack.config.num_heads)
+            is_long = prefer_backend(stack, length, length, rows, stack.config.num_heads)
             if is_long and is_stock(stack):
                 kwargs["by_offset"] = True
         return super().forward(input_ids, attention_mask, *args, **kwargs)  # type: ignore[misc]

@@ -13,7 +13,7 @@ from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
 from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
-from .attention import attend_as_stock, is_worthwhile, offsets_of, rate_of, split_heads
+from .attention import attend_as_stock, offsets_of, prefer_backend, rate_of, split_heads
 from .batch import take_batch
 from .foreign import is_stock
 
@@ -75,7 +75,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             return self.add_to(h, self.attend_unpadded(h, attn_mask_h, r, seg_mat)), None
         keys = torch.cat([mems, h], dim=0) if mems is not None and mems.dim() > 1 else h
         (length, batch), key_length = h.shape[:2], keys.shape[0]
-        long = is_worthwhile(self, length, key_length, batch, self.n_head)
+        long = prefer_backend(self, length, key_length, batch, self.n_head)
         if g is not None or not long or not is_stock(self):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
         query, key, value = (

@@ -594,7 +594,7 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     """
     config, mask = model.config, rows.key_mask
     if (
-        not (config.unpad_inputs or model.unpads)
+        not (config.unpad_inputs or model.can_unpad)
         or mask is None
         or config.chunk_size_feed_forward
         or config.conv_kernel_size  # a convolution reads neighbouring tokens
@@ -608,15 +608,15 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
         pad = -1 if config.pad_token_id is None else config.pad_token_id
         is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
     else:
-        is_padding = model.unpads(model.encoder, rows)
-    return UnpaddedBatch.of(~hidden, fewest=0.0) if is_padding else None
+        is_padding = model.can_unpad(model.encoder, rows)
+    return UnpaddedBatch.of(~hidden) if is_padding else None
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
     # Whether padding may be taken out of a call, whatever the configuration says; `optimize` sets it on a live model.
-    unpads: Callable[[nn.Module, Rows], bool] | None = None
+    can_unpad: Callable[[nn.Module, Rows], bool] | None = None
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
         RelPosBertPreTrainedModel.__init__(self, config)

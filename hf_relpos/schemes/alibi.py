@@ -40,7 +40,7 @@ class ALiBi(Scheme, name="alibi"):
     source = "Press et al. 2021, arXiv 2108.12409, §3"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"
-    zero_is_neutral = False
+    zero_init_is_identity = False
     options = {"variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is")}
 
     @classmethod
@@ -54,7 +54,7 @@ class ALiBi(Scheme, name="alibi"):
         return resolved
 
     @classmethod
-    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+    def is_symmetric_with(cls, settings: Mapping[str, Any]) -> bool:
         return settings["variant"] == "symmetric"
 
     def forward(self, context: AttentionContext) -> Terms:

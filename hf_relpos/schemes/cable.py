@@ -36,7 +36,7 @@ class Cable(Scheme, name="cable"):
     source = "Veisi et al. 2025, arXiv 2503.08067; gate='key': Zhang et al. 2025, arXiv 2512.07805"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"
-    zero_is_neutral = False
+    zero_init_is_identity = False
     options = {"gate": choice("path", "key", help="whose numbers count: all tokens' up to the key, or the key's")}
 
     def __init__(self, config: Any, options: dict[str, Any] | None = None) -> None:
@@ -46,7 +46,7 @@ class Cable(Scheme, name="cable"):
             self.omega = nn.Parameter(torch.empty(self.num_heads))
 
     @classmethod
-    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+    def is_symmetric_with(cls, settings: Mapping[str, Any]) -> bool:
         return settings["gate"] == "key"
 
     def init_weights(self, std: float) -> None:

@@ -78,7 +78,7 @@ class Cape(Scheme, name="cape"):
     source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "generalises to longer inputs better than absolute positions do"
-    zero_is_neutral = False  # the input has positions from the start
+    zero_init_is_identity = False  # the input has positions from the start
     even_size = "hidden_size"
     options = {
         "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_shift),

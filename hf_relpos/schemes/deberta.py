@@ -70,7 +70,7 @@ class Deberta(Scheme, name="deberta"):
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
     out_of_range = ("clip",)
     extrapolation_claim = "distances are clipped, so longer inputs run"
-    zero_is_neutral = False  # because of the scale
+    zero_init_is_identity = False  # because of the scale
     options = {
         "pos_att_type": Option(
             default="c2p|p2c",

@@ -26,11 +26,11 @@ class DiSAN(Scheme, name="disan"):
     source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "direction only; nothing about distances or longer inputs"
-    zero_is_neutral = False
+    zero_init_is_identity = False
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
 
     @classmethod
-    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
+    def is_symmetric_with(cls, settings: Mapping[str, Any]) -> bool:
         return settings["direction"] == "diag"
 
     @classmethod

@@ -23,7 +23,7 @@ class DualTriangle(Scheme, name="dual_triangle"):
     source = "Hallee and Gleghorn 2026, arXiv 2604.18603"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "direction only; with a rotation, texts longer than those of training"
-    zero_is_neutral = False
+    zero_init_is_identity = False
 
     def forward(self, context: AttentionContext) -> Terms:
         ahead = self.num_heads // 2

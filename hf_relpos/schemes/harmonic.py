@@ -53,7 +53,7 @@ class Harmonic(Scheme, name="harmonic"):
             self.register_parameter(letter, table)
 
     @classmethod
-    def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+    def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
         return {"period": max(2 * length, 4), **options}
 
     def init_weights(self, std: float) -> None:

@@ -27,8 +27,8 @@ class HuangM1(Scheme, name="huang_m1"):
     source = "Huang et al. 2020, arXiv 2009.13658, method 1"
     out_of_range = ("clip",)
     extrapolation_claim = "nothing about longer inputs"
-    order_blind = True
-    zero_is_neutral = False
+    symmetric = True
+    zero_init_is_identity = False
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, options)
@@ -58,7 +58,7 @@ class HuangM2(HuangM1, name="huang_m2"):
 
     summary = "A factor on the score per signed distance"
     source = "Huang et al. 2020, arXiv 2009.13658, method 2"
-    order_blind = False
+    symmetric = False
 
     def shape(self) -> tuple[int, ...]:
         return (2 * self.max_distance + 1,)

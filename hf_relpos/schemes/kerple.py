@@ -60,8 +60,8 @@ class Kerple(Scheme, name="kerple"):
     source = "Chi et al. 2022, arXiv 2205.09921; github.com/chijames/KERPLE"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"
-    order_blind = True
-    zero_is_neutral = False
+    symmetric = True
+    zero_init_is_identity = False
     options = {
         "kind": choice("log", "power", help="the kernel"),
         "scaled": choice(

@@ -31,7 +31,7 @@ class LogCPB(Scheme, name="log_cpb"):
     )
     out_of_range = ("extrapolate",)
     extrapolation_claim = "transfers to larger windows of images better than a table or linear coordinates"
-    zero_is_neutral = False  # no gradient passes an MLP of zeros
+    zero_init_is_identity = False  # no gradient passes an MLP of zeros
     options = {
         "window": integer(
             None, "the trained length, by which distances are divided", none="max_position_embeddings", least=2

@@ -41,7 +41,7 @@ class RoPE(Scheme, name="rope"):
     source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "any length can be computed; later papers find that it does not extrapolate unscaled"
-    zero_is_neutral = False
+    zero_init_is_identity = False
     options = {
         "pairing": choice("adjacent", "half", help="which components make a plane: (2n, 2n + 1) or (n, n + w/2)"),
         "base": Option(default=10000.0, help="of the angles; a positive number", accepts=is_number),

@@ -21,8 +21,8 @@ class Sandwich(Scheme, name="sandwich"):
     source = "Chi et al. 2022, arXiv 2212.10356"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "causal language models keep their perplexity on longer texts"
-    order_blind = True
-    zero_is_neutral = False
+    symmetric = True
+    zero_init_is_identity = False
     options = {
         "dim": Option(
             default=128,

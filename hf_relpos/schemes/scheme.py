@@ -178,9 +178,9 @@ class Scheme(nn.Module):
             become the values of the option `out_of_range`, which every scheme has.
         extrapolation_claim: one line on what its source says about inputs longer than those trained on.
         options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
-        order_blind: whether the terms are symmetric, that is, the same for keys to the left and to the right. Without
-            a causal mask, a reversed text then gives reversed outputs. It may depend on options: see `is_order_blind`.
-        zero_is_neutral: whether parameters that are all zero give no terms, but still receive gradients.
+        symmetric: whether the terms are the same for keys to the left and to the right. Without a causal mask, a
+            reversed text then gives reversed outputs. It may depend on options: see `is_symmetric_with`.
+        zero_init_is_identity: whether parameters that are all zero give no terms, but still receive gradients.
         learned_input_table: whether it adds a learned table of absolute positions to the input, as stock BERT does.
         even_size: "hidden_size" or "head_size" if pairs of sine and cosine must fill that size.
         required_inputs: inputs that the model's `forward` requires: `grid`, `relation_ids`.
@@ -196,9 +196,9 @@ class Scheme(nn.Module):
     out_of_range: ClassVar[tuple[str, ...]]
     extrapolation_claim: ClassVar[str]
     options: ClassVar[dict[str, Option]] = {}
-    order_blind: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = False
     relative: ClassVar[bool]
-    zero_is_neutral: ClassVar[bool] = True
+    zero_init_is_identity: ClassVar[bool] = True
     even_size: ClassVar[str | None] = None
     required_inputs: ClassVar[frozenset[str]] = frozenset()
     learned_input_table: ClassVar[bool] = False
@@ -281,7 +281,7 @@ class Scheme(nn.Module):
         return {key: option.default for key, option in cls.options.items()}
 
     @classmethod
-    def reaching(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+    def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Add to `options`, where not given, the defaults that depend on the length, for `length` tokens."""
         return dict(options)
 
@@ -291,9 +291,9 @@ class Scheme(nn.Module):
         return None
 
     @classmethod
-    def is_order_blind(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether the scheme is order-blind with these resolved options; see `order_blind`."""
-        return cls.order_blind
+    def is_symmetric_with(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether the terms are symmetric with these resolved options; see `symmetric`."""
+        return cls.symmetric
 
     @classmethod
     def memory_unsupported_reason(cls, settings: Mapping[str, Any]) -> str | None:

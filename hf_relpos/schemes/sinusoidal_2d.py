@@ -40,7 +40,7 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
     out_of_range = ("extrapolate",)
     extrapolation_claim = "nothing about larger images"
-    zero_is_neutral = False  # the input has positions from the start
+    zero_init_is_identity = False  # the input has positions from the start
     required_inputs = frozenset({"grid"})
     options = {"amplitude": AMPLITUDE}
 

@@ -29,7 +29,7 @@ class Tener(Scheme, name="tener"):
     source = "fastnlp/TENER modules/relative_transformer.py; Yan et al. 2019, arXiv 1911.04474, §3.2"
     out_of_range = ("extrapolate", "clip")
     extrapolation_claim = "tells direction and distance; nothing about longer inputs"
-    zero_is_neutral = False  # R has no parameters, and s = 1
+    zero_init_is_identity = False  # R has no parameters, and s = 1
     even_size = "head_size"
     options = {
         "terms": choice("code", "paper", help="five terms as released, or four without k_j·R_{−r}"),

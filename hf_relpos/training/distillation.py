@@ -338,15 +338,12 @@ class _Progress(TrainerCallback):
     def __init__(self, update: ProgressCallback) -> None:
         self.update = update
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.update("distilling", state.global_step, state.max_steps)
-
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.update("distilling", state.global_step, state.max_steps)
+
+    on_train_begin = on_step_end
 
 
 def _training_arguments(settings: DistillationSettings, folder: str) -> TrainingArguments:

@@ -2,7 +2,8 @@
 
     python scripts/maintenance/family_parity.py                       # docs/results/families.json and its card
 
-`tests/test_family_parity.py` and `tests/test_gated.py` record their figures with `record_property("parity", …)`.
+`tests/test_family_parity.py` and `tests/test_gated_feed_forward.py` record their figures with
+`record_property("parity", …)`.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from hf_relpos.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "families.json"
-TESTS = ("tests/test_family_parity.py", "tests/test_gated.py")
+TESTS = ("tests/test_family_parity.py", "tests/test_gated_feed_forward.py")
 COLUMNS = {
     "float64": "outputs, float64",
     "gradient64": "gradients, float64",

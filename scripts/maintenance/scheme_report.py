@@ -169,7 +169,7 @@ def out_of_range_table() -> str:
 
 def order_section() -> str:
     """Which schemes do not know directions, and what the source of each claims."""
-    blind = [f"`{name}`" for name, scheme in SCHEMES.items() if scheme.is_order_blind(scheme.defaults())]
+    blind = [f"`{name}`" for name, scheme in SCHEMES.items() if scheme.is_symmetric_with(scheme.defaults())]
     claims = {f"`{name}`": scheme.extrapolation_claim for name, scheme in SCHEMES.items()}
     rows = [[name, claim] for name, claim in claims.items() if not claim.startswith("nothing about")]
     return ORDER_HEAD.format(", ".join(blind)) + table(["name", "on longer inputs"], rows)

@@ -33,6 +33,7 @@ CARDS = {
     "benchmarks/passkeys.json": "bench_passkeys",
     "benchmarks/probes.json": "probe_schemes",
     "families.json": "family_parity",
+    "levels.json": "encoder_levels",
     "fuzz.json": "reliability",
     "mutants.json": "mutants",
 }

@@ -234,7 +234,7 @@ def test_schemes_of_the_input_leave_attention_as_it_is(name, hidden):
     assert layer_error(layer, hidden, padding([9, 5], 9), lambda q, k, h, i, j: q @ k / math.sqrt(8)) <= 1e-10
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].zero_is_neutral])
+@pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].zero_init_is_identity])
 def test_zero_is_neutral(name):
     """With its parameters at zero the layer is a plain one, and at least one of them has a gradient to leave by."""
     layer, plain = tiny_attention(name), tiny_attention("absolute")
@@ -260,7 +260,7 @@ def test_order_blind(name):
             out, reverse = (model(tokens, **inputs).last_hidden_state for tokens in (ids, ids.flip(1)))
         difference = (reverse.flip(1) - out).abs().max()
         settings = scheme_parts(model.config)[0][1]
-        assert difference <= 1e-12 if SCHEMES[name].is_order_blind(settings) else difference > 1e-4, options
+        assert difference <= 1e-12 if SCHEMES[name].is_symmetric_with(settings) else difference > 1e-4, options
 
 
 def test_only_its_own_file_knows_the_name_of_a_scheme():

@@ -138,7 +138,7 @@ PACKAGE_ONLY = {
     "Rows": ("of_group",),
     "SharedTerms": ("_by_offset", "holds_for", "toeplitz"),
     "Terms": ("all_tables", "by_offset", "only_content"),
-    "Scheme": ("is_order_blind", "memory_unsupported_reason", "reaching", "rotates"),
+    "Scheme": ("is_symmetric_with", "memory_unsupported_reason", "options_for_length", "rotates"),
 }
 
 

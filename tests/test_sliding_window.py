@@ -332,12 +332,12 @@ def states_and_gradients(model, ids, real, **inputs):
 
 
 @pytest.mark.covering(2)
-@pytest.mark.parametrize("is_decoder, unpads", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("is_decoder, can_unpad", [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize("everywhere", [[0], [], [0, 9]], ids=["cls", "none", "two"])
 @pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.usefixtures("any_padding")
-def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, monkeypatch):
+def test_models_with_a_window(name, backend, everywhere, is_decoder, can_unpad, monkeypatch):
     """In float64, states and gradients of every parameter are those with the whole mask prepared."""
     if backend not in CAPABLE[name]:
         backend = "relpos"
@@ -345,7 +345,7 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, unpads, mon
         monkeypatch.setattr(backends, "BACKENDS", [BY_NAME["eager"]])
         backend = "relpos"
     small_everything(monkeypatch)
-    settings = {"attn_implementation": backend, "is_decoder": is_decoder, "unpad_inputs": unpads}
+    settings = {"attn_implementation": backend, "is_decoder": is_decoder, "unpad_inputs": can_unpad}
     model = tiny_model(RelPosBertModel, name, attention_window=1, global_tokens=everywhere, **settings).double()
     full = tiny_model(RelPosBertModel, name, **settings).double()
     full.load_state_dict(model.state_dict())
