@@ -3,6 +3,7 @@
 import logging
 import re
 import warnings
+from typing import Any
 
 import torch
 import transformers
@@ -12,8 +13,11 @@ from transformers.utils import is_peft_available
 
 from .host.loader import LOGGER, left_out, level_of_the_loader, note_allocation, register_targets
 from .host.torch import when_buffers_are_registered
+from .models import capabilities, checks, loading
 from .models.configuration_relpos_bert import RelPosBertConfig
+from .models.installed import INSTALLED
 from .models.modeling_relpos_bert import HEADS
+from .models.saved_code import bundle
 
 
 REMOTE = "transformers_modules"  # the package that Transformers puts remote code into
@@ -25,6 +29,8 @@ TABLES = re.compile(r"distance_embedding\.")
 
 def register() -> None:
     """Register `relpos_bert` with the Auto classes and with PEFT. Idempotent; called once after `import hf_relpos`."""
+    INSTALLED.bundle, INSTALLED.capabilities, INSTALLED.checks = bundle, capabilities, checks
+    INSTALLED.loading, INSTALLED.families = loading, _families
     AutoConfig.register(RelPosBertConfig.model_type, RelPosBertConfig, exist_ok=True)
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
@@ -33,6 +39,13 @@ def register() -> None:
     when_buffers_are_registered(watch_buffers)
     if is_peft_available():
         register_targets(RelPosBertConfig.model_type, like="bert")
+
+
+def _families() -> Any:
+    """The module that reads checkpoints of other architectures, imported when a checkpoint is read."""
+    from .families import loading as families
+
+    return families
 
 
 def warn_of_left_out_tables(record: logging.LogRecord) -> bool:

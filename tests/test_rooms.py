@@ -1,7 +1,9 @@
-"""Who may import whom in the package: nothing upwards, no circle; imports inside functions count, too."""
+"""Who may import whom in the package: nothing upwards, no circle; imports inside functions and by name count, too."""
 
 import ast
 from pathlib import Path
+
+import pytest
 
 import hf_relpos
 
@@ -14,8 +16,8 @@ ROOMS = [
     {"attention"},
     {"schemes"},
     {"models", "settings"},
-    {"registration"},
     {"families"},
+    {"registration"},
     {"live"},
     {"autoload"},
     {"evaluation", "machine"},
@@ -39,6 +41,7 @@ def imports(name: str, tree: ast.Module, known: dict[str, ast.Module]) -> set[st
     """Modules of the package that a module imports anywhere."""
     package = name if (ROOT.parent / Path(*name.split(".")) / "__init__.py").is_file() else name.rpartition(".")[0]
     targets = set()
+    strings = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             parts = package.split(".")
@@ -48,7 +51,40 @@ def imports(name: str, tree: ast.Module, known: dict[str, ast.Module]) -> set[st
             targets |= {candidate if candidate in known else base for candidate in candidates}
         elif isinstance(node, ast.Import):
             targets |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and (named := named_module(node, package)):
+            targets |= {named.replace("*", string) for string in strings}
     return targets & set(known)
+
+
+def named_module(call: ast.Call, package: str) -> str:
+    """What `import_module` and `__import__` import by a string, with * for parts that are only known when it runs."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if function not in ("import_module", "__import__") or not call.args:
+        return ""
+    parts = call.args[0].values if isinstance(call.args[0], ast.JoinedStr) else [call.args[0]]
+    values = [part.value if isinstance(part, ast.Constant | ast.FormattedValue) else part for part in parts]
+    name = "".join(
+        value if isinstance(value, str) else package if getattr(value, "id", "") == "__package__" else "*"
+        for value in values
+    )
+    dots = len(name) - len(name.lstrip("."))
+    above = package.split(".")
+    return ".".join([*above[: len(above) - dots + 1], name.lstrip(".")]) if dots else name
+
+
+@pytest.mark.parametrize(
+    "code, name",
+    [
+        ('import_module("hf_relpos.live")', "hf_relpos.live"),
+        ('importlib.import_module(".deberta", __package__)', "hf_relpos.live.deberta"),
+        ('import_module(f"..live.{code}", __package__)', "hf_relpos.live.*"),
+        ('import_module(f"{__package__}.{code}")', "hf_relpos.live.*"),
+        ("import_module(name)", "*"),
+        ("print(name)", ""),
+    ],
+)
+def test_imports_by_name_are_found(code, name):
+    assert named_module(ast.parse(code).body[0].value, "hf_relpos.live") == name
 
 
 def test_nothing_runs_upwards():
@@ -64,6 +100,17 @@ def test_nothing_runs_upwards():
             if other != room and level[other] >= level[room]:
                 wrong.append(f"{name} imports {target}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_imported_by_a_name_of_the_caller():
+    """Such a name need not be in the file that imports. `host` imports what it declares, of other packages."""
+    found = {
+        name
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and named_module(node, name).startswith("*")
+    }
+    assert found <= {ROOT.name, f"{ROOT.name}.host.declarations", f"{ROOT.name}.host.live"}
 
 
 def test_no_circles():

@@ -19,7 +19,7 @@ from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, Scheme, Terms
 from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
-from hf_relpos.models.saved_code import bundle as bundler
+from hf_relpos.models.saved_code import bundle as bundler, stand_ins
 from hf_relpos.models.saved_code.bundle import BundleError, bundle
 from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
 
@@ -77,6 +77,12 @@ def test_what_makes_the_package_fast_stays_there():
     text = "".join(text for scheme in EVERY_CODE for text in bundle(tiny_config(scheme)).values())
     for name in ("ToeplitzTerms", "SlidingWindowMask", "Widened", "Chunked", "FlexAttention"):
         assert f"class {name}" not in text, name
+
+
+def test_every_stand_in_is_used():
+    text = "".join(text for scheme in SCHEMES for text in bundle(tiny_config(scheme)).values())
+    unused = [each.names for each in bundler._module(stand_ins.__name__).definitions if each.source not in text]
+    assert not unused
 
 
 def test_the_same_text_in_every_process(tmp_path):

@@ -8,7 +8,7 @@ from transformers import BertConfig
 
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..schemes.registry import DEFAULT_SCHEME, STOCK_SCHEME, parts_with_absolute_table, scheme_parts
-from .saved_code.remote_code import installed
+from .installed import INSTALLED
 
 
 # Some stock BERT files have these fields, which stock BERT does not read.
@@ -21,14 +21,13 @@ class OtherArchitecture(dict[str, Any]):
 
 def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
     """Fields of a RelPosBertConfig for another architecture that the installed package reads; None for others."""
-    families = installed("families.loading")
+    families = INSTALLED.families()
     fields = None if families is None else families.config_fields(source, config)
     return None if fields is None else OtherArchitecture(fields)
 
 
 def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
-    checks = installed("models.checks")
-    return fields if checks is None else checks.without_kernels(fields, where)
+    return fields if INSTALLED.checks is None else INSTALLED.checks.without_kernels(fields, where)
 
 
 @strict
@@ -141,7 +140,7 @@ class RelPosBertConfig(BertConfig):
     base_model_fsdp_plan = {"encoder.layer.*": "free_full_weight"}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        checks = installed("models.checks")
+        checks = INSTALLED.checks
         if checks is not None:
             checks.check_rules(checks.ARGUMENTS, kwargs.items())
             checks.warn_of_misspelt(kwargs, vars(self))
@@ -180,7 +179,7 @@ class RelPosBertConfig(BertConfig):
         ):
             if fields := other_architecture(source, config):
                 return fields, kwargs
-            families = installed("families.loading")
+            families = INSTALLED.families()
             remedy = "" if families is None else f": {families.conversion_of(model_type, source)}"
             raise ValueError(f"{source}: model_type = {model_type!r} cannot be loaded as {cls.model_type}{remedy}")
         return config, kwargs
@@ -230,9 +229,8 @@ class RelPosBertConfig(BertConfig):
 
     def validate_settings(self) -> None:
         """Check that the settings fit together. Only the installed package does so."""
-        checks = installed("models.checks")
-        if checks is not None:
-            checks.check_settings(self)
+        if INSTALLED.checks is not None:
+            INSTALLED.checks.check_settings(self)
 
     @property
     def input_size(self) -> int:

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..host.loader import named_in_reports
 from .checkpoint_files import check_config, check_local
 from .configuration_relpos_bert import OtherArchitecture
-from .saved_code.remote_code import installed
+from .installed import INSTALLED
 
 
 TENSORS = "hf_relpos_tensors"  # argument with the renamed tensors of a checkpoint of another architecture
@@ -157,11 +157,10 @@ def read_other_architecture(
     Raises:
         ValueError: for a checkpoint that is not supported, or broken.
     """
-    families = installed("families.loading")
-    if families is None or _is_given(source, arguments):
+    if _is_given(source, arguments):
         return None
     try:
-        found = families.state_dict(source, kind.__name__.removeprefix("RelPos"), arguments, by_tensors)
+        found = INSTALLED.families().state_dict(source, kind.__name__.removeprefix("RelPos"), arguments, by_tensors)
     except OSError:  # an adapter's folder, or no checkpoint: left to Transformers
         return None
     if found is None:
@@ -279,8 +278,7 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({_listed(missing)})"
     if unexpected:
         facts += f" and have others that {type(model).__name__} does not use ({_listed(unexpected)})"
-    families = installed("families.loading")
-    if families is not None and (looks := families.resemblance(unexpected, source)):
+    if looks := INSTALLED.families().resemblance(unexpected, source):
         return f"{facts}. {looks}"
     if all("embeddings.position_embeddings." in name for name in missing):
         return f"{facts}. {WITHOUT_POSITIONS.format(source=source)}"

@@ -64,8 +64,9 @@ from ..schemes.registry import build_input, build_scheme, build_shared
 from ..schemes.scheme import InputScheme, Scheme, SharedScheme, look_up
 from .checks import PROJECTIONS
 from .configuration_relpos_bert import RelPosBertConfig
+from .installed import INSTALLED
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
-from .saved_code.remote_code import CONFIGURATION, MODELING, installed, save_code
+from .saved_code.remote_code import CONFIGURATION, MODELING, save_code
 from .sequence import PositionInputs, Rows, SequenceMetadata, indexed_sequence, packed_position_ids, read_sequence
 
 
@@ -477,7 +478,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     @property
     def _supports_sdpa(self) -> bool:
-        capabilities = installed("models.capabilities")
+        capabilities = INSTALLED.capabilities
         return capabilities is None or "sdpa" in capabilities.supported_implementations(self.config)
 
     def __init__(self, config: RelPosBertConfig):
@@ -513,7 +514,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             *ALL_ATTENTION_FUNCTIONS.valid_keys(),
         ]:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)  # raises
-        capabilities = installed("models.capabilities")
+        capabilities = INSTALLED.capabilities
         if capabilities is not None:
             requested_attention = capabilities.check_attention(self.config, requested_attention)
         return super().get_correct_attn_implementation(requested_attention or AUTO, is_init_check)
@@ -534,10 +535,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         """
         if isinstance(kwargs.get("config"), BertConfig):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
-        loading = installed("models.loading")
-        if loading is None:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        return loading.load(cls, super().from_pretrained, pretrained_model_name_or_path, args, kwargs)
+        return INSTALLED.loading.load(cls, super().from_pretrained, pretrained_model_name_or_path, args, kwargs)
 
     def tie_weights(self, missing_keys=None, **kwargs):
         """As in Transformers, whose `from_pretrained` calls it with the names of missing weights."""
@@ -626,7 +624,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         self.encoder = RelPosBertEncoder(config)
         self.pooler = RelPosBertPooler(config) if add_pooling_layer else None
         self.position_inputs = PositionInputs.of(config)
-        capabilities = installed("models.capabilities")
+        capabilities = INSTALLED.capabilities
         self.shares_terms = capabilities is not None and capabilities.layers_share_terms(config)
         self.post_init()
 
@@ -751,9 +749,9 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
                 f"is_causal = {is_causal} with is_decoder = {self.config.is_decoder}: causality is set by "
                 f"config.is_decoder; load the model with is_decoder={bool(is_causal)}"
             )
-        checks = None if is_traced() else installed("models.checks")
-        if checks is not None:
-            checks.check_inputs(self.config, self.dtype, self.position_inputs.required, rows, are_ids, has_cache)
+        if INSTALLED.checks is not None and not is_traced():
+            required = self.position_inputs.required
+            INSTALLED.checks.check_inputs(self.config, self.dtype, required, rows, are_ids, has_cache)
 
     def _attention_inputs(
         self,

@@ -23,9 +23,9 @@ from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig, other_architecture
+from .installed import INSTALLED
 from .loading import check_encoder, hub_arguments, load_prepared, read_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
-from .saved_code.remote_code import installed
 
 
 logger = logging.get_logger(__name__)
@@ -156,7 +156,7 @@ def _route_configuration(
     ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
     """`AutoConfig.from_pretrained`: ours for an architecture whose own code a checkpoint names, which is not run."""
-    hub, families = hub_arguments(kwargs), installed("families.loading")
+    hub, families = hub_arguments(kwargs), INSTALLED.families()
     try:
         saved, _ = PreTrainedConfig.get_config_dict(path, **hub)
     except OSError:  # no such file or repository: the stock class raises a better error

@@ -30,7 +30,7 @@ from ..attention.context import Positions
 from ..attention.masks import is_visible
 from ..attention.tracing import is_traced
 from ..host.transformers import BertForPreTrainingOutput
-from .saved_code.remote_code import installed
+from .installed import INSTALLED
 from .sequence import (
     Rows,
     SequenceMetadata,
@@ -192,9 +192,8 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
         raise TypeError(f"memory is a {type(memory).__name__}; give the `memory` of the outputs of the last segment")
     if not config.memory_length:
         raise ValueError("memory was given, and config.memory_length = 0; set it to the number of tokens to keep")
-    checks = None if is_traced() else installed("models.checks")
-    if checks is not None:
-        checks.check_memory_settings(config)  # memory_length may have been set since
+    if INSTALLED.checks is not None and not is_traced():
+        INSTALLED.checks.check_memory_settings(config)  # memory_length may have been set since
     rows, length = memory.mask.shape
     if len(memory.states) != config.num_hidden_layers:
         raise ValueError(

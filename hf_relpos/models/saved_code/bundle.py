@@ -19,18 +19,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...attention import formula
+from ...attention.backends import sdpa
+from ...attention.call import AttentionCall
 from ...attention.formula import Terms
-from ...schemes.registry import parts_with_absolute_table
+from ...schemes import registry
 from ...schemes.scheme import Scheme
 from ...version import __version__
+from .. import modeling_relpos_bert as modeling
 from ..capabilities import probe_call
+from ..configuration_relpos_bert import RelPosBertConfig
+from ..recurrence import SegmentMemory, carries_memory, check_memory, next_memory
+from ..sequence import Rows
+from . import stand_ins
 from .remote_code import CONFIGURATION, MODELING, NoCodeError, made_without
 
 
 PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
-CONFIGURATION_MODULE = f"{PACKAGE}.models.configuration_relpos_bert"
-MODELING_MODULE = f"{PACKAGE}.models.modeling_relpos_bert"
+CONFIGURATION_MODULE, MODELING_MODULE = RelPosBertConfig.__module__, modeling.__name__
 WIDTH = 119
 
 HEADER = '''"""{title} of BERT with relative positions, position scheme {schemes}: the code of a saved model.
@@ -45,27 +52,17 @@ SPDX-License-Identifier: Apache-2.0
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """Definitions that only some configurations need; in the code of other configurations they raise an error.
+    """Definitions that only some configurations need; the code of others has stand-ins, or an error.
 
     Attributes:
         setting: field of the configuration, for the error.
         is_used: whether a configuration needs the definitions.
-        names: names of the definitions.
-        instead: replacement code by name, if it is not the error.
+        definitions: classes and functions, or names of constants.
     """
 
     setting: str
     is_used: Callable[[Any], bool]
-    names: tuple[str, ...]
-    instead: dict[str, str] = field(default_factory=dict)
-
-    def left_out(self) -> dict[str, str]:
-        """Replacement code by name, for configurations that do not need the definitions."""
-        error = f'raise made_without("{self.setting}")'
-        return {
-            name: self.instead.get(name, f"def {name}(*arguments, **keywords):\n    ERROR").replace("ERROR", error)
-            for name in self.names
-        }
+    definitions: tuple[Any, ...]
 
 
 def _has_term(name: str) -> Callable[[Any], bool]:
@@ -82,64 +79,38 @@ FEATURES = (
     Feature(
         "memory_length",
         lambda config: bool(config.memory_length),
-        (*("SegmentMemory", "WITH_MEMORY", "carries_memory", "check_memory", "next_memory"),),
-        {
-            "SegmentMemory": "class SegmentMemory:\n    def __init__(self, *arguments):\n        ERROR",
-            "WITH_MEMORY": "WITH_MEMORY = {}",
-            "carries_memory": "def carries_memory(head):\n    return head",
-        },
+        (SegmentMemory, "WITH_MEMORY", carries_memory, check_memory, next_memory),
     ),
     Feature(
         "conv_kernel_size",
         lambda config: bool(config.conv_kernel_size),
-        ("FirstLayerConvolution", "tokens_to_convolve"),
+        (modeling.FirstLayerConvolution, modeling.tokens_to_convolve),
     ),
-    Feature("extra_attention_norms", lambda config: config.extra_attention_norms, ("RelPosBertTwiceNormedOutput",)),
-    Feature("feed_forward_type", lambda config: config.is_gated, ("RelPosBertGatedIntermediate",)),
+    Feature(
+        "extra_attention_norms", lambda config: config.extra_attention_norms, (modeling.RelPosBertTwiceNormedOutput,)
+    ),
+    Feature("feed_forward_type", lambda config: config.is_gated, (modeling.RelPosBertGatedIntermediate,)),
     Feature(
         "position_embedding_type",
         lambda config: not isinstance(config.position_embedding_type, str),
-        ("Combination", "SharedParts", "combined"),
+        (registry.Combination, registry.SharedParts, registry.combined),
     ),
-    Feature("position_embedding_type", _has_term("feature_gain"), ("featurewise_scores",)),
-    Feature(
-        "position_embedding_type",
-        _has_term("value_table"),
-        ("_run_with_weights", "position_values"),
-        {"position_values": "def position_values(weights, terms, context):\n    if terms.value_table:\n        ERROR"},
-    ),
-    Feature(
-        "position_embedding_type",
-        _has_term("allow"),
-        ("allowed",),
-        {"allowed": "def allowed(terms, context, mask):\n    if terms.allow:\n        ERROR"},
-    ),
+    Feature("position_embedding_type", _has_term("feature_gain"), (formula.featurewise_scores,)),
+    Feature("position_embedding_type", _has_term("value_table"), (sdpa._run_with_weights, formula.position_values)),
+    Feature("position_embedding_type", _has_term("allow"), (formula.allowed,)),
 )
-
-
-# What the code of a saved model has in place of functions that make the package faster or check its arguments.
-INSTEAD = {
-    "Backend": "Backend = Any",
-    "installed": "def installed(module):\n    return None",
-    "project": "def project(projection, rows):\n    return projection(rows)",
-    "rewritten": "def rewritten(call):\n    return call, unchanged",
-    "unpadded_batch": "def unpadded_batch(*arguments):\n    return None",
-    "window_mask": "def window_mask(*arguments):\n    return None",
-}
-
-
 # Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
-PACKAGE_ONLY = {
-    "AttentionCall": ("scores",),
-    "RelPosBertConfig": ("from_bert", "from_dict", "from_json_file", "get_config_dict", "has_absolute_table"),
-    "RelPosBertModel": ("_inputs_of_groups", "_terms_of_all_layers"),
-    "RelPosBertPreTrainedModel": ("_supports_sdpa", "from_pretrained"),
-    "RelPosBertSelfAttention": ("_attend_unpadded",),
-    "Rows": ("of_group",),
-    "SharedTerms": ("_by_offset", "holds_for", "toeplitz"),
-    "Terms": ("all_tables", "by_offset", "only_content"),
-    "Scheme": ("is_symmetric_with", "memory_unsupported_reason", "options_for_length", "rotates"),
-}
+PACKAGE_ONLY = (
+    AttentionCall.scores,
+    Rows.of_group,
+    *(RelPosBertConfig.from_bert, RelPosBertConfig.from_dict, RelPosBertConfig.from_json_file),
+    *(RelPosBertConfig.get_config_dict, RelPosBertConfig.has_absolute_table),
+    *(modeling.RelPosBertModel._inputs_of_groups, modeling.RelPosBertModel._terms_of_all_layers),
+    *(modeling.RelPosBertPreTrainedModel._supports_sdpa, modeling.RelPosBertPreTrainedModel.from_pretrained),
+    modeling.RelPosBertSelfAttention._attend_unpadded,
+    *(Terms.all_tables, Terms.by_offset, Terms.only_content),
+    *(Scheme.is_symmetric_with, Scheme.memory_unsupported_reason, Scheme.options_for_length, Scheme.rotates),
+)
 
 
 class BundleError(Exception):
@@ -193,7 +164,7 @@ def bundle(config: Any) -> dict[str, str]:
     Raises:
         NoCodeError: for a scheme that is not part of this package.
     """
-    schemes = [scheme for scheme, _ in parts_with_absolute_table(config)]
+    schemes = [scheme for scheme, _ in registry.parts_with_absolute_table(config)]
     for scheme in schemes:
         if not scheme.__module__.startswith(f"{PACKAGE}."):
             raise NoCodeError(
@@ -204,11 +175,18 @@ def bundle(config: Any) -> dict[str, str]:
 
 @functools.cache
 def _bundle(schemes: tuple[type[Scheme], ...], without: tuple[Feature, ...]) -> dict[str, str]:
-    changed = INSTEAD | {name: source for feature in without for name, source in feature.left_out().items()}
+    changed = {name: each.source for each in _module(stand_ins.__name__).definitions for name in each.names}
+    for feature in FEATURES:
+        error = f'(*arguments, **keywords):\n    raise made_without("{feature.setting}")'
+        for name in (getattr(each, "__name__", each) for each in feature.definitions):
+            if feature in without:
+                changed.setdefault(name, f"def {name}{error}")
+            else:
+                changed.pop(name, None)
     classes = [_module(scheme.__module__).defining(scheme.__name__) for scheme in schemes]
     configuration = _closure([*classes, *_public(CONFIGURATION_MODULE)], changed)
-    error = _module(made_without.__module__).defining(made_without.__name__)
-    modeling = _closure([*_public(MODELING_MODULE), error], changed) - configuration
+    raised = _module(made_without.__module__).defining(made_without.__name__)
+    model = _closure([*_public(MODELING_MODULE), raised], changed) - configuration
     # the default scheme must be in the code, and errors about unknown schemes must say where the others are
     changed |= {
         "DEFAULT_SCHEME": f'DEFAULT_SCHEME = "{schemes[0].name}"',
@@ -217,7 +195,7 @@ def _bundle(schemes: tuple[type[Scheme], ...], without: tuple[Feature, ...]) -> 
     listed = " + ".join(f'"{scheme.name}"' for scheme in schemes)
     return {
         CONFIGURATION: _file("Configuration", listed, configuration, set(), CONFIGURATION_MODULE, changed),
-        MODELING: _file("Model", listed, modeling, configuration, MODELING_MODULE, changed),
+        MODELING: _file("Model", listed, model, configuration, MODELING_MODULE, changed),
     }
 
 
@@ -276,8 +254,9 @@ def _definition(module: str, names: tuple[str, ...], statement: ast.stmt, lines:
     first, end = _lines_of(statement, lines)
     kept = set(range(first, end))
     if isinstance(statement, ast.ClassDef):
+        only_here = {getattr(method, "fget", method).__qualname__ for method in PACKAGE_ONLY}
         owner = "Scheme" if module.startswith(f"{PACKAGE}.schemes.") else statement.name
-        only = [each for each in statement.body if getattr(each, "name", None) in PACKAGE_ONLY.get(owner, ())]
+        only = [each for each in statement.body if f"{owner}.{getattr(each, 'name', '')}" in only_here]
         for each in only:
             start, stop = _lines_of(each, lines)
             kept -= set(range(start - 1, stop))  # with the empty line above it
@@ -321,9 +300,15 @@ def _public(module: str) -> list[Definition]:
     return [definition for definition in _module(module).definitions if set(definition.names) & set(names)]
 
 
-def _uses(definition: Definition, changed: Mapping[str, str]) -> frozenset[str]:
-    """Names that a definition reads; replacement code reads none."""
-    return frozenset() if set(definition.names) & set(changed) else definition.uses
+def _reads(definition: Definition, changed: Mapping[str, str]) -> dict[str, Definition | tuple[str, str | None]]:
+    """The definitions and absolute imports that a definition reads, or its stand-in, by name."""
+    is_changed = bool(set(definition.names) & set(changed))
+    source = _module(stand_ins.__name__).defining(definition.names[0]) if is_changed else definition
+    if source is None:
+        return {}
+    names = source.uses.difference(source.names)
+    found = {name: _found(_module(source.module), name) for name in sorted(names)}
+    return {name: meaning for name, meaning in found.items() if meaning is not None}
 
 
 def _closure(roots: Iterable[Definition | None], changed: Mapping[str, str]) -> set[Definition]:
@@ -337,7 +322,7 @@ def _closure(roots: Iterable[Definition | None], changed: Mapping[str, str]) -> 
         found.add(definition)
         module = _module(definition.module)
         rest += [each for each in module.definitions if not each.names]
-        rest += [each for name in _uses(definition, changed) if isinstance(each := _found(module, name), Definition)]
+        rest += [each for each in _reads(definition, changed).values() if isinstance(each, Definition)]
     return found
 
 
@@ -373,9 +358,8 @@ def _file(
                 for name in definition.names:
                     _claim(names, name, definition)
     for definition in definitions:
-        for name in sorted(_uses(definition, changed)):
-            meaning = _found(_module(definition.module), name)
-            if meaning is not None and meaning not in definitions:
+        for name, meaning in _reads(definition, changed).items():
+            if meaning not in definitions:
                 _claim(names, name, meaning)
     from_other = sorted(name for name, each in names.items() if each in imported)
     parts = [HEADER.format(title=title, schemes=schemes, version=__version__)]
