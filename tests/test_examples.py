@@ -148,6 +148,26 @@ def test_a_new_model_of_each_kind_by_one_flag(data, tmp_path):
     assert type(stock).__name__ == "BertModel" and stock.config.vocab_size == len(tokenizer)
 
 
+def test_recipe_own_scheme(data, tmp_path):
+    """Trained by its name from a file, and measured again."""
+    (tmp_path / "scheme_of_mine.py").write_text(
+        "from hf_relpos.schemes.alibi import ALiBi\n\n\nclass Mine(ALiBi, name='alibi_of_mine'):\n    pass\n"
+    )
+    mine, out = ("--scheme_file", tmp_path / "scheme_of_mine.py"), tmp_path / "out"
+    sizes = "hidden_size=24,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32"
+    new = ("--tokenizer_name", CHECKPOINT, "--config_overrides", sizes, "--position_embedding_type", "alibi_of_mine")
+    files = ("--train_file", data / "train.txt", "--validation_file", data / "dev.txt", "--output_dir", out)
+    trained = recipe("run_mlm", *mine, *new, *files, *SHORT, "--do_train", "--do_eval", "--max_steps", 1)
+    assert AutoConfig.from_pretrained(out).position_embedding_type == "alibi_of_mine"
+    again = recipe(
+        "run_mlm", *mine, "--model_name_or_path", out, *files[2:4], *SHORT, "--output_dir", tmp_path, "--do_eval"
+    )
+    hf_relpos.SCHEMES.pop("alibi_of_mine")
+    assert again["eval_loss"] == pytest.approx(trained["eval_loss"])
+    with pytest.raises(SystemExit, match=r"--scheme_file .*no\.py: no such Python file"):
+        recipe("run_mlm", "--scheme_file", "no.py", *new, *files)
+
+
 def test_classes_are_predicted_with_and_without_labels(data, relative, tmp_path):
     """In the order of the file, also where batches have rows of about one length; measured where there are labels."""
     lines = (data / "dev.tsv").read_text().splitlines()

@@ -37,7 +37,7 @@ import pyarrow.parquet
 import ray
 import torch
 from ray.data.checkpoint import CheckpointConfig
-from recipes.arguments import ModelArguments, check_least, launch, option
+from recipes.arguments import ModelArguments, check_least, import_file, launch, option
 from recipes.data import check_suffix
 from recipes.models import load_config
 from run_embedding import load_encoder
@@ -94,6 +94,8 @@ class TextEncoder:
     """A worker: the encoder, and a batch of rows to a batch with their vectors."""
 
     def __init__(self, model_args: ModelArguments, args: EncodingArguments):
+        if model_args.scheme_file:  # read in the first process, and not yet in this one
+            import_file("--scheme_file", model_args.scheme_file)
         self.model, self.args = load_encoder(model_args, args.max_seq_length), args
 
     def __call__(self, batch: pa.Table) -> pa.Table:
