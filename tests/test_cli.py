@@ -253,6 +253,19 @@ def test_help_and_mistyped_paths_need_neither_torch_nor_transformers(arguments, 
     assert words in done.stdout + done.stderr
 
 
+def test_interrupted_says_so(source, tmp_path):
+    """A SIGINT while a source is read, which waits for it: exit code 130, a line, and no files."""
+    code = (
+        "import signal\n"
+        "import hf_relpos.conversion as conversion\n"
+        "from hf_relpos.cli import app\n"
+        "conversion.convert = lambda *a, **k: signal.raise_signal(signal.SIGINT)\n"
+        f"app(['convert', {str(source)!r}, 'OUT'])"
+    )
+    done = run_code(code, status=130, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1].startswith("Interrupted: ") and not list(tmp_path.iterdir())
+
+
 def test_version_and_completion(monkeypatch):
     assert run("--version").output == f"{hf_relpos.__version__}\n"
     # which shell it is run from; there is none in the processes of a runner

@@ -8,6 +8,7 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from signal import SIGKILL
 
 import numpy as np
 import psutil
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import ClassLabel, Dataset
-from launching import SCRIPTS, import_script, run_python
+from launching import SCRIPTS, import_script, run_code, run_python
 from scipy.stats import spearmanr
 from seqeval.metrics import f1_score
 from transformers import (
@@ -145,6 +146,26 @@ def test_a_new_model_of_each_kind_by_one_flag(data, tmp_path):
     assert script.load_model(AutoModel, two, tokenizer).config.position_embedding_type == ["disan", "kerple"]
     stock = script.load_model(AutoModel, arguments(**sizes, model_type="bert"), tokenizer)
     assert type(stock).__name__ == "BertModel" and stock.config.vocab_size == len(tokenizer)
+
+
+def test_recipe_own_scheme(data, tmp_path):
+    """Trained by its name from a file, and measured again."""
+    (tmp_path / "scheme_of_mine.py").write_text(
+        "from hf_relpos.schemes.alibi import ALiBi\n\n\nclass Mine(ALiBi, name='alibi_of_mine'):\n    pass\n"
+    )
+    mine, out = ("--scheme_file", tmp_path / "scheme_of_mine.py"), tmp_path / "out"
+    sizes = "hidden_size=24,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32"
+    new = ("--tokenizer_name", CHECKPOINT, "--config_overrides", sizes, "--position_embedding_type", "alibi_of_mine")
+    files = ("--train_file", data / "train.txt", "--validation_file", data / "dev.txt", "--output_dir", out)
+    trained = recipe("run_mlm", *mine, *new, *files, *SHORT, "--do_train", "--do_eval", "--max_steps", 1)
+    assert AutoConfig.from_pretrained(out).position_embedding_type == "alibi_of_mine"
+    again = recipe(
+        "run_mlm", *mine, "--model_name_or_path", out, *files[2:4], *SHORT, "--output_dir", tmp_path, "--do_eval"
+    )
+    hf_relpos.SCHEMES.pop("alibi_of_mine")
+    assert again["eval_loss"] == pytest.approx(trained["eval_loss"])
+    with pytest.raises(SystemExit, match=r"--scheme_file .*no\.py: no such Python file"):
+        recipe("run_mlm", "--scheme_file", "no.py", *new, *files)
 
 
 def test_classes_are_predicted_with_and_without_labels(data, relative, tmp_path):
@@ -504,6 +525,82 @@ def test_a_data_set_is_encoded_by_workers_that_may_die(encode, data, tmp_path, s
     assert np.abs(vectors - expected).max() < 1e-5 * np.abs(expected).max()
     with pytest.raises(SystemExit, match="was begun with precision = 'float32', and this run has 'float16'"):
         encode(*flags, "--precision", "float16")
+
+
+KILLED_INSIDE_A_WRITE = """
+import os, signal, sys
+from pathlib import Path
+import pyarrow.dataset, pyarrow.parquet, ray
+module, name, scripts, out = sys.argv[1:5]
+driver = os.getpid()
+
+def cut_files_short():
+    of = {"dataset": pyarrow.dataset, "parquet": pyarrow.parquet}[module]
+    write = getattr(of, name)
+
+    def write_half(*arguments, **options):
+        before = set(Path(out).rglob("*.parquet"))
+        write(*arguments, **options)
+        if any(path.parent == Path(out) for path in before):
+            for path in set(Path(out).rglob("*.parquet")) - before:
+                os.truncate(path, path.stat().st_size // 2)
+            os.kill(driver, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(of, name, write_half)
+
+sys.path.insert(0, scripts)
+here = {"working_dir": scripts, "worker_process_setup_hook": cut_files_short}
+ray.init(num_cpus=3, include_dashboard=False, runtime_env=here)
+import run_encode
+run_encode.main(sys.argv[5:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param("dataset write_dataset", id="vectors"),
+        pytest.param("parquet write_table", id="ids", marks=pytest.mark.full),
+    ],
+)
+def test_encode_killed_inside_a_write(encode, data, tmp_path, written):
+    """The next run starts, encodes what is missing, and every id is read once, also from the folder as a whole."""
+    from sentence_transformers import SentenceTransformer
+
+    out = tmp_path / "out"
+    flags = ("--model_name_or_path", CHECKPOINT, "--data_files", data / "docs.jsonl", "--output_dir", out)
+    flags = (*map(str, flags), "--shard_size", "4")
+    run_code(
+        KILLED_INSIDE_A_WRITE, *written.split(), SCRIPTS / "examples", out, *flags, "--workers", "1", status=-SIGKILL
+    )
+    counts = encode(*flags)
+    assert 0 < counts["before"] < counts["after"] == 32
+    rows = pq.read_table(out).to_pylist()
+    assert sorted(row["id"] for row in rows) == sorted(map(str, range(32)))
+    texts = {row["id"]: row["text"] for row in iterate_records(data / "docs.jsonl", ("id", "text"))}
+    expected = SentenceTransformer(str(CHECKPOINT), device="cpu").encode([texts[row["id"]] for row in rows])
+    assert np.abs(np.array([row["vector"] for row in rows]) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_encode_reads_each_id_once(encode, data, tmp_path):
+    """Files that overlap or were copied; other weights under the same name raise an error."""
+    out, model = tmp_path / "out", tmp_path / "model"
+    shutil.copytree(CHECKPOINT, model)
+    flags = ("--model_name_or_path", model, "--data_files", data / "docs.jsonl", "--output_dir", out)
+    assert encode(*flags)["after"] == 32
+    first, *_, last = sorted(out.glob("*.parquet"))
+    shutil.copy(first, out / "zz.parquet")
+    pq.write_table(pq.read_table(first).slice(0, 2), first)
+    shutil.copy(last, out / "zzz.parquet")
+    assert encode(*flags) == {"before": 32, "after": 32}
+    assert sorted(pq.read_table(out)["id"].to_pylist()) == sorted(map(str, range(32)))
+    weights = AutoModelForMaskedLM.from_pretrained(model)
+    torch.nn.init.zeros_(weights.bert.encoder.layer[0].output.dense.weight)
+    weights.save_pretrained(model)
+    with pytest.raises(SystemExit, match="was begun with weights = "):
+        encode(*flags)
 
 
 def test_lines_are_encoded_in_the_context_of_their_text(encode, tmp_path):

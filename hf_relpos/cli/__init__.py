@@ -24,6 +24,7 @@ EXIT_CODES = (
     "Exit codes: 0 for success; 2 for an error that you can correct, such as a wrong value (nothing is written); 3 "
     "for a conversion that is poor by its own check (it is written); 1 for any other error."
 )
+INTERRUPTED = 130  # by Ctrl-C, as shells have it
 
 
 class _App(typer.Typer):
@@ -40,6 +41,10 @@ class _App(typer.Typer):
                 stream.reconfigure(errors="replace")
         try:
             return super().__call__(*args, **settings)
+        except SystemExit as end:
+            if end.code == INTERRUPTED:
+                print_message("Interrupted", "no file is left half written; the same command starts again")
+            raise
         except OSError as error:
             if error.filename is not None:  # of a file, not of standard output
                 raise

@@ -7,7 +7,7 @@
 Files are .jsonl, .csv, .tsv or .parquet, whose ids are unique. The output is Parquet with the columns of the id and
 `vector`; the order of the rows is not kept. Every file holds --shard_size rows, and is written at once. The same
 command encodes what is missing: after a kill, after a worker was lost (Ray starts another one), or when rows have
-been added.
+been added. A file that a kill cut short is removed first, and an id occurs in one row only.
 
 Each worker has the encoder, with `hf_relpos.optimize` unless `--optimize False` is given, on one CPU core or one GPU.
 All machines of a cluster need hf_relpos, sentence-transformers and Ray; this folder of scripts is sent to them.
@@ -18,10 +18,12 @@ its first character and the one after its last. `table.explode(["vector", "begin
 """
 
 import ctypes
+import hashlib
 import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -35,14 +37,15 @@ import pyarrow.parquet
 import ray
 import torch
 from ray.data.checkpoint import CheckpointConfig
-from recipes.arguments import ModelArguments, check_least, launch, option
+from recipes.arguments import ModelArguments, check_least, import_file, launch, option
 from recipes.data import check_suffix
+from recipes.models import load_config
 from run_embedding import load_encoder
 from sentence_transformers import SentenceTransformer
 
 from hf_relpos.data.records import text_problem
 from hf_relpos.evaluation import Encoder, passage_vectors
-from hf_relpos.files import write_json
+from hf_relpos.files import atomic_file, write_json
 
 
 logger = logging.getLogger(__name__)
@@ -51,8 +54,9 @@ FORMATS = (".jsonl", ".csv", ".tsv", ".parquet")
 PRECISIONS = ("float32", "float16")
 # A passage of --late_chunking.
 LINE = re.compile(r"[^\n]*\w[^\n]*")
-# What the files of a folder have in common, and where Ray keeps the ids that it has written.
-SETTINGS, WRITTEN = "encoding.json", "written"
+# What the files of a folder have in common, and where Ray keeps the ids that it has written. By their underscores no
+# reader of the folder takes them for rows.
+SETTINGS, WRITTEN = "_encoding.json", "_written"
 # What Ray runs beside the workers: an actor that leaves out what is written, and a task that reads or writes.
 OTHERS = 2
 
@@ -90,6 +94,8 @@ class TextEncoder:
     """A worker: the encoder, and a batch of rows to a batch with their vectors."""
 
     def __init__(self, model_args: ModelArguments, args: EncodingArguments):
+        if model_args.scheme_file:  # read in the first process, and not yet in this one
+            import_file("--scheme_file", model_args.scheme_file)
         self.model, self.args = load_encoder(model_args, args.max_seq_length), args
 
     def __call__(self, batch: pa.Table) -> pa.Table:
@@ -155,14 +161,32 @@ def check_columns(args: EncodingArguments, data: ray.data.Dataset) -> None:
             raise ValueError(f"--{flag} {getattr(args, flag)}: the data has {', '.join(columns)}; name one of these")
 
 
-def check_settings(args: EncodingArguments, model: str) -> None:
+def hash_weights(model_args: ModelArguments) -> str:
+    """SHA-256 of the weights and settings in a folder, or the commit of a Hub repository.
+
+    Raises:
+        ValueError: for a model that is not there.
+    """
+    commit = getattr(load_config(model_args), "_commit_hash", None)
+    if commit:
+        return str(commit)
+    digest, folder = hashlib.sha256(), Path(str(model_args.model_name_or_path))
+    for path in sorted(each for kind in ("safetensors", "bin", "json") for each in folder.rglob(f"*.{kind}")):
+        digest.update(str(path.relative_to(folder)).encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def check_settings(args: EncodingArguments, model_args: ModelArguments) -> None:
     """Write the settings of the folder; or compare them with those of an earlier run.
 
     Raises:
-        ValueError: for a folder of other settings.
+        ValueError: for a folder of other settings, or a model that is not there.
     """
     folder, shared = Path(args.output_dir), ("id_column_name", "max_seq_length", "precision", "late_chunking")
-    settings = {"model": model, "text_column_name": args.text_column_name}
+    settings = {"model": model_args.model_name_or_path, "weights": hash_weights(model_args)}
+    settings["text_column_name"] = args.text_column_name
     settings |= {name: value for name, value in asdict(args).items() if name in shared}
     path = folder / SETTINGS
     if not path.is_file():
@@ -213,8 +237,8 @@ def encode_rows(model_args: ModelArguments, args: EncodingArguments) -> dict[str
     context = ray.data.DataContext.get_current()
     try:
         check_columns(args, read_files(args.data_files))
-        check_settings(args, str(model_args.model_name_or_path))
-        before = count(out)
+        check_settings(args, model_args)
+        before = repair(args)
         context.checkpoint_config = CheckpointConfig(
             args.id_column_name, str(Path(out, WRITTEN)), delete_checkpoint_on_success=False
         )
@@ -229,12 +253,46 @@ def encode_rows(model_args: ModelArguments, args: EncodingArguments) -> dict[str
         raise ValueError(found[1]) from error
     finally:
         context.checkpoint_config = None
-    return {"before": before, "after": count(out)}
+    return {"before": before, "after": repair(args)}
 
 
-def count(folder: str) -> int:
-    """Rows of the files in a folder."""
-    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in Path(folder).glob("*.parquet"))
+def repair(args: EncodingArguments) -> int:
+    """Remove from the output what a kill cut short and rows whose id is there already; the number of rows.
+
+    The files of vectors say which ids are written. The ids that Ray keeps are made anew from them: a kill can cut
+    these short, too, or leave vectors without them.
+    """
+    folder, name = Path(args.output_dir), args.id_column_name
+    seen: set[Any] = set()
+    written: list[pa.Table] = []
+    for partial in folder.glob(".*.parquet"):  # of an `atomic_file` that was killed
+        partial.unlink()
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            ids = pyarrow.parquet.read_table(path, columns=[name])
+        except (pa.ArrowInvalid, OSError) as error:
+            if getattr(error, "errno", None):  # the file may be whole, and cannot be read now
+                raise
+            logger.warning(f"{path}: removed, because it is not whole ({error})")
+            path.unlink()
+            continue
+        is_new = []
+        for each in ids[name].to_pylist():
+            is_new.append(each not in seen)
+            seen.add(each)
+        if not all(is_new):
+            logger.warning(f"{path}: {is_new.count(False)} rows removed, because their {name} occurs before")
+            if not any(is_new):
+                path.unlink()
+                continue
+            with atomic_file(path) as partial:
+                pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).filter(pa.array(is_new)), partial)
+        written.append(ids.filter(pa.array(is_new)))
+    shutil.rmtree(folder / WRITTEN, ignore_errors=True)
+    if seen:
+        (folder / WRITTEN).mkdir()
+        pyarrow.parquet.write_table(pa.concat_tables(written), folder / WRITTEN / "ids.parquet")
+    return len(seen)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Flags of the recipes, named as in Transformers' own examples."""
 
+import importlib
 import json
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
@@ -33,6 +34,7 @@ class ModelArguments:
         [],
     )
     position_options: list[str] = option("options of that scheme: NAME=VALUE …", [])
+    scheme_file: str | None = option("Python file with a position scheme of yours, which is imported first")
     attention_window: int | None = option("tokens attend at most so far away (relpos_bert)")
     attn_implementation: str | None = option("backend of attention: sdpa, eager, flex_attention, …")
     optimize: bool = option("make the model faster on the CPU: hf_relpos.optimize", False)
@@ -64,6 +66,9 @@ class ModelArguments:
         return {name: value for name, value in given.items() if value is not None}
 
     def __post_init__(self) -> None:
+        if self.scheme_file:
+            self.scheme_file = str(Path(self.scheme_file).resolve())  # also for workers, which run elsewhere
+            import_file("--scheme_file", self.scheme_file)
         if not (self.model_name_or_path or self.tokenizer_name):
             raise ValueError(
                 "--model_name_or_path: give a checkpoint; or for a new model --tokenizer_name and --config_overrides"
@@ -118,6 +123,18 @@ class PredictionArguments(DataArguments):
         if self.dataset_name and self.test_file:
             raise ValueError("--dataset_name: give a data set or files, not both")
         check_least("max_predict_samples", self.max_predict_samples, 1)
+
+
+def import_file(flag: str, name: str) -> None:
+    """
+    Raises:
+        ValueError: for a file that is not there, or is not Python.
+    """
+    path = Path(name)
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"{flag} {name}: no such Python file; check the path")
+    sys.path.append(str(path.parent.resolve()))
+    importlib.import_module(path.stem)
 
 
 def check_least(name: str, value: int | None, least: int) -> None:
