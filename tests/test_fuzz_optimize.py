@@ -217,6 +217,8 @@ def test_optimize_calls_are_as_in_transformers(plans, seed):
         expected, their_gradients = outcome(stock, mode, args, inputs, real)
         plans.clear()
         found, gradients = outcome(ours, mode, args, inputs, real)
+        if isinstance(expected, RuntimeError) and not real.numel():
+            continue  # Transformers' reshapes refuse empty batches, and ours need not
         if isinstance(expected, Exception) or isinstance(found, Exception):
             assert type(found) is type(expected), f"{found!r} for {expected!r}"
             COUNTS["optimize: the same error", RIGHT] += 1

@@ -152,3 +152,13 @@ def test_optimize_remote_code(kind, by_length):
                 got = found[key]
                 assert difference(got[real] if is_states else got, want[real] if is_states else want) <= 1e-9
                 assert not is_states or bool(got[~real].any()) != is_taken_out
+
+
+@torch.no_grad()
+def test_padding_by_the_mask_of_an_encoder_that_reads_hidden_tokens():
+    """The scale of ESM-2's token dropout counts [MASK] tokens, also those that the mask hides."""
+    stock = build("ESM-2, token dropout")
+    ours, inputs = copy.deepcopy(stock), tokens(RIGHT, MASK)
+    report = optimize(ours, padding="mask")
+    assert "no level computes what it does" in report.left[0].reason
+    assert torch.equal(ours(**inputs)[0], stock(**inputs)[0])

@@ -331,6 +331,25 @@ def test_optimize_keeps_padding_that_a_head_reads(name):
     assert_equal_numbers(model(**inputs), before, tolerance(name))
 
 
+class Mean(Convolution):
+    """A head that reads all states, and takes tokens and lengths."""
+
+    def forward(self, tokens, lengths):
+        mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
+        return self.encoder(input_ids=tokens, attention_mask=mask)[0].mean(1)
+
+
+@torch.no_grad()
+def test_optimize_head_with_arguments_of_its_own():
+    model, inputs = Mean(build("BERT")), batch()
+    lengths = inputs["attention_mask"].sum(1)
+    before = model(inputs["input_ids"], lengths)
+    assert "Mean reads states at padding" in str(optimize(model))
+    assert_equal_numbers(model(inputs["input_ids"], lengths), before, 1e-10)
+    unknown = type("Unknown", (Mean,), {"forward": lambda self, *, request: Mean.forward(self, *request)})
+    assert "whether Unknown reads states at padding is not known" in str(optimize(unknown(build("BERT"))))
+
+
 def test_summaries_of_the_last_state_read_padding():
     """As stock RoFormer's for multiple choice; ELECTRA's reads the first state unless its configuration says so."""
     real = real_tokens(LENGTHS["groups"])

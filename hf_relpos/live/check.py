@@ -49,12 +49,20 @@ SIDES: tuple[tuple[str, ...], ...] = (("right", "left"), ("right",), ("left",))
 class Probe:
     """Rows of random tokens for an encoder, and which of their positions are padding."""
 
-    def __init__(self, encoder: Any, lengths: Iterable[int], pads: tuple[int, ...], sides: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        encoder: Any,
+        lengths: Iterable[int],
+        pads: tuple[int, ...],
+        sides: tuple[str, ...],
+        trusts_mask: bool = False,
+    ) -> None:
         """
         Args:
             lengths: of the rows, the longest first.
             pads: ids of the padding token.
             sides: where padding stands; with two of them rows take turns.
+            trusts_mask: whether any token may stand there, since the mask alone says what is padding.
         """
         sizes = list(lengths)
         generator = torch.Generator().manual_seed(0)
@@ -71,10 +79,13 @@ class Probe:
         plain = common[~torch.isin(common, torch.tensor([each for each in special if isinstance(each, int)]))]
         common = plain if len(plain) else common
         ids = common[torch.randint(len(common), self.real.shape, generator=generator)]
+        hidden = ids.clone() if trusts_mask else torch.full_like(ids, pads[0])
         mask_token = getattr(config, "mask_token_id", None)
         if isinstance(mask_token, int) and mask_token < words:
             ids[0, columns == length - 2] = mask_token  # encoders that look for it do so in each row by itself
-        self.ids = torch.where(self.real, ids, torch.tensor(pads[0]))
+            if trusts_mask:
+                hidden[:, ::2] = mask_token  # ESM-2 counts those that the mask hides, too
+        self.ids = torch.where(self.real, ids, hidden)
 
     def inputs(self, encoder: Any) -> dict[str, Any]:
         """Arguments of the forward of an encoder, or of a model around it."""
@@ -231,18 +242,22 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return made
 
 
-def with_length(encoder: Any, setup: Setup, length: int) -> Setup:
+def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
     """The setup of an encoder with code of others, once batches of a length are checked, too; it is stored.
 
     What the rows of `Check` do not show appears in longer ones: windows, blocks, scales and rotations by the length.
+
+    Args:
+        batch: rows of the call, which bound those of the check, and so its memory.
     """
     stock, trial = shadow(encoder), shadow(encoder)
     del vars(stock)[SETUP]
     vars(trial)[SETUP] = replace(setup, checked=None, **TRIAL)
     most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
-    longer = min(2 ** (length - 1).bit_length(), max(most, length))
+    step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
+    longer = min(-(-length // step) * step, max(most, length))
     for size in dict.fromkeys((longer, length)):
-        probe = Probe(encoder, (size, size * 5 // 8, 3), setup.pads, setup.sides)
+        probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides, setup.trusts_mask)
         inputs = probe.inputs(encoder)
         try:
             worst = differences(outputs_of(trial, inputs), outputs_of(stock, inputs), probe.real)
@@ -260,12 +275,14 @@ def with_length(encoder: Any, setup: Setup, length: int) -> Setup:
 class Check:
     """The levels of one encoder, tried on a shadow of it."""
 
-    def __init__(self, encoder: Any, trial: Any, pads: tuple[int, ...], own: OwnParts | None = None) -> None:
+    def __init__(
+        self, encoder: Any, trial: Any, pads: tuple[int, ...], own: OwnParts | None = None, trusts_mask: bool = False
+    ) -> None:
         """
         Args:
             encoder: of the model that was given.
             trial: its shadow.
-            pads: as of `Setup`.
+            pads, trusts_mask: as of `Setup`.
             own: the parts for its class.
         """
         self.encoder, self.trial, self.own = encoder, trial, own
@@ -274,7 +291,8 @@ class Check:
         self.names, _ = parameters_of(type(encoder).forward)
         limits = (rotations_by_batch(encoder), sparse_from(getattr(encoder, "config", None)))
         trained = min((each for each in limits if each is not None), default=None)
-        self.base = Setup("by length", pads=pads, trained=trained, trusted=known | foreign, **TRIAL)
+        trusted = known | foreign
+        self.base = Setup("by length", pads=pads, trusts_mask=trusts_mask, trained=trained, trusted=trusted, **TRIAL)
         parameters = sum(each.numel() for each in encoder.parameters())
         lengths: tuple[int, ...] = FEWER_LENGTHS if parameters > LARGE else LENGTHS
         window = getattr(getattr(encoder, "config", None), "sliding_window", None)
@@ -292,7 +310,7 @@ class Check:
             return "its rotations depend on the length of the batch, and no trained length is known"
         begin = time.perf_counter()
         try:
-            probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES[0])
+            probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES[0], self.base.trusts_mask)
             inputs = probe.inputs(self.encoder)
             expected = outputs_of(self.trial, inputs)
             if (seconds := time.perf_counter() - begin) > SLOW:
@@ -332,7 +350,7 @@ class Check:
         if self.own is not None:
             return ("own", "by length")
         implementation = getattr(getattr(self.encoder, "config", None), "_attn_implementation", None)
-        return ("contract", "by length") if implementation == contract.DELEGATE else ("by length",)
+        return ("contract", "by length") if implementation in (contract.DELEGATE, contract.NAME) else ("by length",)
 
     def _positions(self, level: Level) -> tuple[str | None, ...]:
         if "position_ids" not in self.names or level == "own":
@@ -392,6 +410,7 @@ class EndToEnd:
             setups: of encoders inside, by their names; at least one.
         """
         self.root, self.setups, self.tolerance = root, setups, tolerance_of(root)
+        self.is_called = False  # whether it took any of the arguments that are tried
         name, first, _ = setups[0]
         # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
         self.common = tuple(side for side in SIDES[0] if all(side in setup.sides for _, setup, _ in setups))
@@ -400,7 +419,7 @@ class EndToEnd:
         self.probe = Probe(root.get_submodule(name), lengths, first.pads, self.common or SIDES[0])
 
     def sides(self) -> tuple[str, ...]:
-        """Where padding stands in rows with the same outputs without it; of all where nobody knows how to call it."""
+        """Where padding stands in rows with the same outputs without it; of all if it is not known how to call it."""
         stock = self._shadow()
         for inputs in self._inputs():
             try:
@@ -419,6 +438,7 @@ class EndToEnd:
             except Exception:
                 return ()
             turns = len(self.common)
+            self.is_called = True
             return tuple(s for i, s in enumerate(self.common) if float(worst[i::turns].max()) <= self.tolerance)
         return self.common
 
@@ -447,6 +467,8 @@ class EndToEnd:
             yield (given,)
         yield ({}, {"input_ids": ids, "attention_mask": mask})
         yield ({}, ids, mask)
+        yield ({}, ids, mask.sum(-1))  # lengths
+        yield ({}, ids)
 
 
 def apply_to(encoder: Any, setup: Setup, own: OwnParts | None = None) -> list[nn.Module]:

@@ -61,7 +61,7 @@ class Setup:
             where they do not.
         checked: the length of batches up to which an encoder with code of others was compared with itself; longer ones
             are compared when they come. None for an encoder of Transformers alone.
-        recheck: the function of encoder, setup and length that compares them, and returns the next setup.
+        recheck: the function of encoder, setup, rows and length that compares them, and returns the next setup.
         trains: whether its outputs in training depend on each row alone, dropout aside.
         trusted: classes and code of others that were inside when the level was checked.
         fewest: padding tokens from which on they are taken out.
@@ -160,7 +160,7 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
     given = dict(zip(names, args, strict=False)) | kwargs
     plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
     if plan is not None and setup.checked is not None and plan.real.shape[1] > setup.checked and not setup.is_trial:
-        setup = setup.recheck(encoder, setup, plan.real.shape[1])
+        setup = setup.recheck(encoder, setup, *plan.real.shape)
         plan = plan if setup.checked is not None else None
     if plan is None:
         return forward(encoder, *args, **kwargs)

@@ -150,11 +150,9 @@ def _setups(
         setup: Setup | str | None = None
         if reason is None and padding != "stock":
             pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
-            setup = Check(encoder, shadow(encoder), pads, own).setup()
+            setup = Check(encoder, shadow(encoder), pads, own, padding == "mask").setup()
         if isinstance(setup, Setup):
-            setup = replace(
-                setup, trusts_mask=padding == "mask", fewest=FEWEST, call_cost=TOKENS_OF_A_CALL, is_trial=False
-            )
+            setup = replace(setup, fewest=FEWEST, call_cost=TOKENS_OF_A_CALL, is_trial=False)
             yield encoder, (setup, own if setup.level == "own" else None)
         elif own is not None and padding == "stock":
             yield encoder, (None, own)
@@ -189,8 +187,13 @@ def _sides_that_heads_allow(
     for module in root.modules():
         if SPANS in type(module).__name__:
             return (), f"{type(module).__name__} compares all states of a row, padding too"
-    sides = EndToEnd(root, unpadded).sides()
-    return sides, f"{type(root).__name__} reads states at padding, and computes other outputs without"
+    check, kind = EndToEnd(root, unpadded), type(root).__name__
+    sides = check.sides()
+    if sides and not check.is_called:
+        return sides, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+    if sides and sides == check.common:
+        return sides, ""
+    return sides, f"{kind} reads states at padding, and computes other outputs without"
 
 
 def _changed(
@@ -225,6 +228,8 @@ def _changed(
         taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes what it computes"
     if not setup.trains:
         taken_out += "; not in training, where rows depend on each other"
+    if reader:
+        taken_out += f"; {reader}"
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         taken_out += f"; not while {type(watched).__name__} has hooks"
     return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(filter(None, (*effects, taken_out))))
