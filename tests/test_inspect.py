@@ -72,6 +72,8 @@ def test_inspect_every_text_model_of_transformers(kind, tmp_path):
     elif is_whole:
         faster = "; hf_relpos.optimize(model) makes that faster on a CPU" * (kind in ENCODERS or kind in FAMILIES)
         assert found.elsewhere == f"loads it as it is{faster}"
+        (tmp_path / "modules.json").write_text("[]")  # of a sentence encoder, such as Qwen3-Embedding
+        assert "optimize" in inspect_checkpoint(tmp_path).elsewhere
 
 
 def spoiled(content):

@@ -1163,7 +1163,13 @@ def test_modules_that_may_read_neighbours(name, when):
 @pytest.mark.ecosystem
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    "name, targets", [("BERT", ["query", "dense"]), ("v3", ["query_proj", "dense"]), ("T5", ["q", "wo"])]
+    "name, targets",
+    [
+        ("BERT", ["query", "dense"]),
+        ("v3", ["query_proj", "dense"]),
+        ("T5", ["q", "wo"]),
+        ("EuroBERT", ["q_proj", "down_proj"]),  # jina-embeddings-v5-text-nano: an adapter for each task
+    ],
 )
 def test_adapters(name, targets, when, onednn):
     """LoRA, put in before or after the call: applied, trained, and merged afterwards."""

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel, convert, export_checkpoint, patch_transformers
 from hf_relpos.conversion import ConversionError
+from hf_relpos.conversion.inspect_checkpoint import inspect_checkpoint
 from hf_relpos.families.fused import rope_options
 from hf_relpos.families.loading import state_dict
 
@@ -160,6 +161,22 @@ def test_outputs_and_gradients_are_those_of_the_stock_class(tmp_path, layout, he
     assert float((outputs[0] - outputs[1]).abs().max()) <= bound * float(outputs[0].abs().max())
     for one, other in zip(*gradients, strict=True):
         assert float((one - other).abs().max()) <= 10 * bound * float(one.abs().max())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.keys() & {"gte"})
+def test_gte_fields_of_remote_code(tmp_path, layout):
+    """snowflake-arctic-embed-m-v2.0: the type of Transformers' class, and the fields of Alibaba's code."""
+    theirs = stock(layout, "Model", tmp_path)
+    switches = {"unpad_inputs": "true", "use_memory_efficient_attention": "true", "rope_scaling": None}
+    fields = {**NEW, **switches, "model_type": "gte", "architectures": ["GteModel"], "logn_attention_clip1": False}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with torch.no_grad():
+        expected = theirs(**INPUTS)[0][REAL]
+        assert (
+            float((ours("Model", tmp_path)(**INPUTS)[0][REAL] - expected).abs().max()) <= 1e-5 * expected.abs().max()
+        )
+    found = inspect_checkpoint(tmp_path)
+    assert found.elsewhere.startswith("loads it as it is") and found.command and not found.refused
 
 
 @pytest.mark.parametrize("form", ["native", "original"])

@@ -27,7 +27,7 @@ from ..families.registry import FAMILIES, OWN, resemblance
 from ..models.checkpoint_files import INDEX, WEIGHTS, check_weights, read_json, weight_files
 from ..models.loading import WITHOUT_POSITIONS
 from ..schemes.registry import STOCK_SCHEME
-from .folder import SENTENCE_CONFIG
+from .folder import MODULES, SENTENCE_CONFIG
 
 
 # Parts of the names of position tensors, in the families and here.
@@ -76,7 +76,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
         ConversionError: for a checkpoint that cannot be found, is broken or incomplete, or has an architecture that
             neither this package nor Transformers knows.
     """
-    files = (*CHECKPOINT_FILES, SENTENCE_CONFIG)
+    files = (*CHECKPOINT_FILES, SENTENCE_CONFIG, MODULES)
     here = local_folder(source, revision)
     folder = here or download(str(source), revision, "", files)[0]
     config = read_config(folder)
@@ -180,9 +180,8 @@ def _without_remote_code(
         return f"reads it as {type(model).__name__}, and {' and '.join(faults)}: wrong outputs"
     trained = spec.options.get("trained") if spec else None
     past = f", right up to {trained:,} tokens" if trained else ""
-    return f"loads it as it is{past}" + (
-        "; hf_relpos.optimize(model) makes that faster on a CPU" * (spec is not None or _encodes(model))
-    )
+    encodes = spec is not None or _encodes(model) or (folder / MODULES).is_file()  # such as Qwen3-Embedding
+    return f"loads it as it is{past}" + ("; hf_relpos.optimize(model) makes that faster on a CPU" * encodes)
 
 
 def _stock_model(folder: Path) -> PreTrainedModel:
