@@ -28,6 +28,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SMALLEST_HEAD = 16
 # The most graphs in one process. Every combination of terms and masks, and every change of a size, needs one.
 GRAPHS = 64
+# For the kernels that need more shared memory than the device has with PyTorch's own choice: blocks loaded ahead.
+FEWER_STAGES = {"num_stages": 1}
 
 ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -80,6 +82,9 @@ def _reasons_by_default(call: AttentionCall) -> list[str]:
     return reasons
 
 
+_large: set[tuple[Any, ...]] = set()  # dtype, size of heads, and terms that are missing, of kernels that do not fit
+
+
 @functools.cache
 def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention)
@@ -103,9 +108,28 @@ def _attention(
         return out
     attention: Callable[..., Any] = flex_attention
     if query.device.type == "cuda":
-        attention = _compiled()
+        attention = _fitting
     with at_least_graphs(GRAPHS):
         out = attention(query, key, value, score_mod, block_mask, scale)
+    return out
+
+
+def _fitting(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: ScoreMod | None, *others: Any
+) -> torch.Tensor:
+    """`flex_attention`, compiled; with fewer stages where PyTorch finds that its kernel does not fit the device."""
+    terms = () if score_mod is None else tuple(each.cell_contents is None for each in score_mod.__closure__ or ())
+    kind = (query.dtype, query.shape[-1], *terms)
+    attention = functools.partial(_compiled(), query, key, value, score_mod, *others)
+    if kind not in _large:
+        try:
+            out: torch.Tensor = attention()
+            return out
+        except RuntimeError as error:
+            if "num_stages" not in str(error):
+                raise
+            _large.add(kind)
+    out = attention(kernel_options=FEWER_STAGES)
     return out
 
 
