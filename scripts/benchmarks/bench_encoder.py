@@ -82,7 +82,6 @@ FAMILIES = {  # class, configuration
     "UltraBERT": ("UltrabertModel", {**ROTARY, "max_position_embeddings": 2048}),
     "Qwen3": ("Qwen3Model", DECODER),
     "Gemma 3, two-sided": ("Gemma3TextModel", {**DECODER, "use_bidirectional_attention": True, "sliding_window": 512}),
-    "EmbeddingGemma 2": ("EmbeddingGemma2TextModel", DECODER),
     "ESM-C": ("EsmcModel", ROTARY),
     "LFM2": ("Lfm2Model", {**DECODER, "full_attn_idxs": [1]}),
 }
