@@ -259,6 +259,7 @@ def test_interrupted_says_so(source, tmp_path):
         "import signal\n"
         "import hf_relpos.conversion as conversion\n"
         "from hf_relpos.cli import app\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # shells ignore it for jobs in the background
         "conversion.convert = lambda *a, **k: signal.raise_signal(signal.SIGINT)\n"
         f"app(['convert', {str(source)!r}, 'OUT'])"
     )
