@@ -224,7 +224,7 @@ def test_the_patch_builds_ours_and_runs_no_code_of_the_checkpoint(tmp_path, layo
 
 @pytest.mark.parametrize("fields", [{"use_flash_attn": False}, {}], ids=["false", "absent"])
 @pytest.mark.parametrize("auto_map", [True, False])
-def test_flash_layout_told_by_tensors(tmp_path, fields, auto_map):
+def test_flash_layout_inferred_from_tensors(tmp_path, fields, auto_map):
     """Without the field that the original code writes, through our class, the Auto classes and XLM-RoBERTa's own."""
     stock("jina_embeddings_v3", "ForSequenceClassification", tmp_path)
     folder = original("jina_embeddings_v3", "ForSequenceClassification", tmp_path)

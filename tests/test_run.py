@@ -15,17 +15,9 @@ import pytest
 import torch
 import transformers
 from launching import free_port, run_code
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    PreTrainedModel,
-    pipeline,
-)
+from transformers import AutoModel, AutoModelForSequenceClassification, BertModel, PreTrainedModel, pipeline
 from typer.testing import CliRunner
-from wording import TEXTS, VOCABULARY, tokenizer
+from wording import TEXTS, classifier, tokenizer
 
 from hf_relpos import optimize
 from hf_relpos.autoload import Autoload, start
@@ -36,18 +28,12 @@ from hf_relpos.live.optimize import PRECISIONS
 
 
 RUN = (sys.executable, "-m", "hf_relpos", "run")
-SIZES = dict(vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-SIZES |= dict(intermediate_size=24, max_position_embeddings=64, initializer_range=0.3)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A random classifier with a tokenizer, which loads as an encoder, too."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    BertForSequenceClassification(BertConfig(**SIZES, num_labels=1)).save_pretrained(folder)
-    tokenizer(folder).save_pretrained(folder)
-    return str(folder)
+    return classifier(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

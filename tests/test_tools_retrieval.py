@@ -5,28 +5,22 @@ import torch
 from keybert import KeyBERT
 from rerankers import Reranker
 from sentence_transformers import SentenceTransformer
-from transformers import BertConfig, BertForSequenceClassification
 from txtai import Embeddings
-from wording import TEXTS, VOCABULARY, tokenizer
+from wording import TEXTS, classifier
 
 from hf_relpos import optimize
 from hf_relpos.live.encoder import Plan
 
 
 BATCH = [*TEXTS * 4, "the cat", "under the old tree a big dog sat and ran and saw the sky . the house was red"]
-SIZES = dict(vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-SIZES |= dict(intermediate_size=24, max_position_embeddings=64, initializer_range=0.3)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A random classifier with a tokenizer, and a sentence encoder made of it."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    BertForSequenceClassification(BertConfig(**SIZES, num_labels=1)).save_pretrained(folder)
-    tokenizer(folder).save_pretrained(folder)
-    SentenceTransformer(str(folder), device="cpu").save(str(folder / "sentences"))
-    return str(folder), str(folder / "sentences")
+    folder = classifier(tmp_path_factory.mktemp("model"))
+    SentenceTransformer(folder, device="cpu").save(f"{folder}/sentences")
+    return folder, f"{folder}/sentences"
 
 
 def keybert(folder, sentences):

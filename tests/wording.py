@@ -1,8 +1,9 @@
-"""A tokenizer of a few words, and texts of them, for tests that begin with text."""
+"""A tokenizer of a few words, texts of them, and a classifier, for tests that begin with text."""
 
 from pathlib import Path
 
-from transformers import BertTokenizer
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -19,3 +20,14 @@ def tokenizer(folder: Path) -> BertTokenizer:
     """
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
     return BertTokenizer(str(folder / "vocab.txt"))
+
+
+def classifier(folder: Path) -> str:
+    """Save a random BERT with one label, whose outputs differ from text to text, and its tokenizer; the path."""
+    sizes = {"vocab_size": len(VOCABULARY), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 24, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    config = BertConfig(**sizes, initializer_range=0.3, num_labels=1)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer(folder).save_pretrained(folder)
+    return str(folder)

@@ -20,8 +20,8 @@ Padding = StrEnum("Padding", "zeros mask stock")
 PrecisionOption = Annotated[
     Precision,
     typer.Option(
-        help="Precision of linear layers; bfloat16 and int8 round, int8 most. auto: the fastest of these whose rows "
-        "keep a mean cosine of .995, on TEXT, or on random tokens where there is no text."
+        help="Precision of linear layers; bfloat16 and int8 round, int8 most. auto: the fastest with a mean cosine of "
+        ".995 or more to float32, measured on TEXT or, without it, on random tokens."
     ),
 ]
 PaddingOption = Annotated[

@@ -181,7 +181,8 @@ def _without_remote_code(
     trained = spec.options.get("trained") if spec else None
     past = f", right up to {trained:,} tokens" if trained else ""
     encodes = spec is not None or _encodes(model) or (folder / MODULES).is_file()  # such as Qwen3-Embedding
-    return f"loads it as it is{past}" + ("; hf_relpos.optimize(model) makes that faster on a CPU" * encodes)
+    faster = "; hf_relpos.optimize(model) makes that faster on a CPU" if encodes else ""
+    return f"loads it as it is{past}{faster}"
 
 
 def _stock_model(folder: Path) -> PreTrainedModel:

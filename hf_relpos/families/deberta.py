@@ -128,7 +128,7 @@ def _unsupported_reason_v2(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _told_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+def _infer_from_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     """The published v3 has the newer language head, but no field for it."""
     newer = any(name.startswith("lm_predictions.") for name in names)
     return {"legacy": False} if newer and not any(name.startswith("cls.predictions.") for name in names) else {}
@@ -154,7 +154,7 @@ SEPARATE = tuple(f".attention.self.{name}_proj." for name in ("query", "key", "v
 JOINTS = (Joint((".attention.self.in_proj.",), SEPARATE, _split_heads, _join_heads),)
 COMMON: dict[str, Any] = {
     "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
-    "infer_from_tensors": _told_by_tensors,
+    "infer_from_tensors": _infer_from_tensors,
     "read_directly": True,
     "masks_queries": True,
     "tolerance": 1e-5,  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32

@@ -35,7 +35,7 @@ class Joint:
 
 
 def split(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """BERT's tensors in place of those of a file; others are returned as they are.
+    """Replace the tensors of a file by BERT's; return others unchanged.
 
     Raises:
         ConversionError: for a tensor without those that belong to it, and for shapes that the configuration excludes.
@@ -89,12 +89,12 @@ def projections(stored: str, size: Callable[[Mapping[str, Any]], int]) -> Joint:
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:
-    """The width of a model, whose field a file may leave out."""
+    """The `hidden_size` of a configuration; 768, as in BERT, if the file has none."""
     return int(config.get("hidden_size", 768))
 
 
 def exchanged_halves(stored: str, ours: str) -> Joint:
-    """A gated unit whose second half is activated; here it is the first."""
+    """A gated unit that activates its second half; this package activates the first."""
 
     def exchange(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
         return [tensor.roll(len(tensor) // 2, 0)]

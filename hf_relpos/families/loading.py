@@ -73,7 +73,11 @@ def conversion_of(model_type: str, source: Any) -> str:
 
 
 def refuse_converted_only(source: Any, config: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a checkpoint that nothing but `convert` reads: NEZHA, whose class Transformers had."""
+    """Refuse a NEZHA checkpoint: only `convert` reads it, as Transformers 5 has no class for it.
+
+    Raises:
+        ValueError: with the command that converts it.
+    """
     model_type = str(config.get("model_type") or "bert")
     mark = f"model_type = {model_type!r}"
     if config.get("use_relative_position"):

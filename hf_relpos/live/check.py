@@ -230,7 +230,7 @@ def tolerance_of(module: nn.Module) -> float:
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """A shadow in training, whose rates of dropout are 0."""
+    """Return a shadow in training mode with dropout 0."""
     made: nn.Module = shadow(model).train()
     for part in modules_in(made):
         if isinstance(part, nn.modules.dropout._DropoutNd):

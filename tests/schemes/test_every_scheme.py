@@ -235,7 +235,7 @@ def test_schemes_of_the_input_leave_attention_as_it_is(name, hidden):
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].zero_init_is_identity])
-def test_zero_is_neutral(name):
+def test_zero_init_is_identity(name):
     """With its parameters at zero the layer is a plain one, and at least one of them has a gradient to leave by."""
     layer, plain = tiny_attention(name), tiny_attention("absolute")
     plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "distance" not in key})
@@ -251,7 +251,7 @@ def test_zero_is_neutral(name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_order_blind(name):
+def test_is_symmetric_with(name):
     """Reversed tokens give reversed outputs under a scheme that says so, and under no other."""
     for options in ORDER_OPTIONS.get(name, [{}]):
         model = tiny_model(RelPosBertModel, name, "eager", position_options=options).double()
