@@ -119,7 +119,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # the floor pins what the constraints pin, but for Transformers and what it bounds from above: Hub client, tokenizers
 $(FLOOR)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOOR)
-	grep -vE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(FLOOR)/constraints.txt
+	grep -vE '^(transformers|huggingface_hub|tokenizers|txtai)==' constraints.txt > $(FLOOR)/constraints.txt
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt torch
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLOOR)/constraints.txt \
 		"transformers==5.5.0" -e ".[dev]"
