@@ -290,10 +290,33 @@ def test_ntk_of_the_original_code_of_gte(factor):
     torch.testing.assert_close(angles(options), expected, rtol=1e-6, atol=1e-9)
 
 
+SCALED = {
+    "yarn": {"attention_factor": 1.3},
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0] * 4},
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scaled_rotations_are_those_of_the_stock_class(tmp_path, layout, kind):
+    scaled = {"rope_type": kind, "rope_theta": 500.0, "factor": 4.0, **SCALED[kind]}
+    if kind != "proportional":
+        scaled["original_max_position_embeddings"] = 10
+    theirs = stock(layout, "Model", tmp_path, rope_parameters=scaled)
+    with torch.no_grad():
+        expected, found = theirs(**INPUTS)[0][REAL], ours("Model", tmp_path)(**INPUTS)[0][REAL]
+    assert float((expected - found).abs().max()) <= TOLERANCE[torch.float32] * float(expected.abs().max())
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16}
+
+
 @pytest.mark.parametrize("length", [16, 17, 40])
 def test_dynamic_rotations_of_nomic(length):
     """Past the trained length base·(f·L / trained − (f − 1))^(d / (d − 2)) (nomic-bert-2048)."""
-    options = {"pairing": "half", "base": 1000.0, "scaling": "dynamic", "factor": 2.0, "trained": 16}
+    options = {"pairing": "half", "rope_parameters": {**DYNAMIC, "rope_theta": 1000.0}}
     base = 1000.0 * max(1.0, 2.0 * length / 16 - 1.0) ** (8 / 6)
     expected = base ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     torch.testing.assert_close(angles(options, length), expected, rtol=1e-6, atol=1e-9)
@@ -301,7 +324,7 @@ def test_dynamic_rotations_of_nomic(length):
 
 def test_a_row_is_rotated_for_the_longest_one_beside_it():
     """As in the original, with its padding or without; shorter batches are not changed."""
-    options = {"pairing": "half", "scaling": "dynamic", "factor": 2.0, "trained": 16}
+    options = {"pairing": "half", "rope_parameters": DYNAMIC}
     model = tiny_model(RelPosBertModel, "rope", position_options=options).double()
     plain = tiny_model(RelPosBertModel, "rope", position_options={"pairing": "half"}).double()
     plain.load_state_dict(model.state_dict())
@@ -402,6 +425,11 @@ REFUSED = {
     "rms norm": ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type = 'rms_norm'"),
     "logn": ("gte", {"logn_attention_scale": True}, "logn_attention_scale = True"),
     "mixed_b": ("gte", {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b"),
+    "stateful": (
+        "gte",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "'dynamic'.*'yarn'.*are read here",
+    ),
     "absolute": ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
     "prenorm": ("nomic_bert", {"prenorm": True}, "prenorm = True"),
     "activation": ("nomic_bert", {"activation_function": "gelu"}, "activation_function = 'gelu'"),

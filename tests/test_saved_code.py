@@ -27,6 +27,10 @@ from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
 FILES = {CONFIGURATION, MODELING}
 COMBINATION = ["shaw", "t5"]
 EVERYWHERE = {"torch", "transformers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}
+LAYERED = {
+    "rope_parameters": {"a": {"rope_type": "yarn", "factor": 4.0}, "b": {"rope_theta": 50.0}},
+    "layer_types": ["a", "b"],
+}
 EVERY_CODE = [*SCHEMES, COMBINATION]
 
 
@@ -343,7 +347,7 @@ def test_every_scheme_runs_without_the_package(tmp_path):
     jobs = []
     for scheme in [*chosen(SCHEMES), COMBINATION]:
         name = name_of(scheme)
-        model = tiny_model(RelPosBertForMaskedLM, scheme)
+        model = tiny_model(RelPosBertForMaskedLM, scheme, position_options=LAYERED if scheme == "rope" else None)
         first, second, third = (tmp_path / f"{name}-{number}" for number in (1, 2, 3))
         model.save_pretrained(first)
         file = write_inputs(tmp_path, scheme)

@@ -12,6 +12,8 @@ from .family import Tensors
 
 
 QUERY_KEY_VALUE = tuple(f".attention.self.{name}." for name in ("query", "key", "value"))
+# Values of `rope_type` that Transformers' classes compute from the length of a batch alone, as the scheme `rope` does.
+SCALINGS = ("linear", "yarn", "llama3", "proportional", "longrope")
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta")
 # From the configuration, the name of the first tensor and the tensors to other tensors.
 Change = Callable[..., Iterable[torch.Tensor]]
@@ -117,27 +119,33 @@ def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:
         config: config.json, with `rope_theta` and `rope_scaling`, or `rope_parameters`.
         base: the default of `rope_theta`.
     """
-    parameters = config.get("rope_parameters") or {}
-    options: dict[str, Any] = {"pairing": "half"}
-    options["base"] = float(parameters.get("rope_theta", config.get("rope_theta", base)))
+    scaling, own = _scaling(config), config.get("rope_parameters") or {}
+    theta = own.get("rope_theta", config.get("rope_theta", base))
     kind, factor = rope_scaling(config)
-    if kind == "linear":
-        options |= {"scaling": "linear", "factor": factor}
-    elif kind == "ntk":  # of the original code of `new`: a larger base, and all frequencies lower
+    if kind == "ntk":  # of the original code of `new`: a larger base, and all frequencies lower
         size = hidden_size(config) // config.get("num_attention_heads", 12)
-        options |= {"base": options["base"] * factor, "scaling": "linear", "factor": factor ** (2 / size)}
-    return options
+        parameters = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / size)}
+    elif kind is None:
+        parameters = {"rope_theta": theta}
+    else:
+        parameters = {**scaling, "rope_type": kind, "rope_theta": theta}
+        parameters.pop("type", None)
+    return {"pairing": "half", "rope_parameters": parameters}
 
 
-def other_scaling(config: Mapping[str, Any]) -> str:
-    """Why a scaling of rotations has no counterpart here, of families that know linear ones; empty if it has one."""
-    if rope_scaling(config)[0] in (None, "linear"):
+def other_scaling(config: Mapping[str, Any], known: Iterable[str] = SCALINGS) -> str:
+    """Why a scaling of rotations has no counterpart here; empty if it has one."""
+    if rope_scaling(config)[0] in (None, *known):
         return ""
-    return f"rope_parameters = {config.get('rope_parameters')!r}: only 'default' and 'linear' are read here"
+    return f"rope_parameters = {dict(_scaling(config))!r}: of the scalings {', '.join(map(repr, known))} are read here"
 
 
 def rope_scaling(config: Mapping[str, Any]) -> tuple[str | None, float]:
     """Kind and factor of the scaling of rotations; None for no scaling."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    scaling = _scaling(config)
     kind = scaling.get("rope_type", scaling.get("type"))
-    return (None if kind == "default" else kind), float(scaling.get("factor", 1.0))
+    return (None if kind == "default" else kind), float(scaling.get("factor") or 1.0)
+
+
+def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}

@@ -13,13 +13,14 @@ import torch
 from .family import MOST, Family, Layout, Positions, Tensors, renamed
 from .fused import (
     ROPE_FIELDS,
+    SCALINGS,
     exchanged_halves,
     hidden_size,
     join,
+    other_scaling,
     other_value,
     projections,
     rope_options,
-    rope_scaling,
     split,
 )
 from .names import Rule, from_stock
@@ -39,7 +40,6 @@ THEIRS = {
 HEAD = {"lm_head.dense": "transform.dense", "lm_head.norm": "transform.LayerNorm", "lm_head.decoder": "decoder"}
 # Fields of the original code whose value must be this, if they are there.
 ONLY = {"layer_norm_type": "layer_norm", "logn_attention_scale": False, "logn_attention_clip1": False}
-KINDS = (None, "linear", "ntk")
 
 
 def _rules(model_type: str) -> tuple[Rule, ...]:
@@ -62,12 +62,9 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
         return reason
     if config.get("position_embedding_type") == "absolute":
         return "position_embedding_type = 'absolute': only 'rope' has a counterpart here; its own code reads the other"
-    kind, _ = rope_scaling(config)
-    if kind not in KINDS or (config.get("rope_scaling") or {}).get("mixed_b") is not None:
-        scaling = config.get("rope_scaling") or config.get("rope_parameters")
-        known = ", ".join(map(repr, KINDS[1:]))
-        return f"rope_scaling = {scaling!r}: of the scalings {known}, without mixed_b, are read here"
-    return ""
+    if (scaling := config.get("rope_scaling") or {}).get("mixed_b") is not None:
+        return f"rope_scaling = {scaling!r}: scalings without mixed_b are read here"
+    return other_scaling(config, (*SCALINGS, "ntk"))
 
 
 def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, published: dict[str, Any]) -> Family:

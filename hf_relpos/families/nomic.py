@@ -106,12 +106,12 @@ def _positions(config: Mapping[str, Any]) -> Positions:
     if config.get("rotary_emb_interleaved"):
         options["pairing"] = "adjacent"
     if (share := config.get("rotary_emb_fraction", 1.0)) != 1.0:
-        options["rotary_fraction"] = share
+        options["rope_parameters"]["partial_rotary_factor"] = share
     if factor := config.get("rotary_scaling_factor"):
-        options |= {
-            "scaling": "dynamic",
+        options["rope_parameters"] |= {
+            "rope_type": "dynamic",
             "factor": float(factor),
-            "trained": config.get("max_trained_positions", 2048),
+            "original_max_position_embeddings": config.get("max_trained_positions", 2048),
         }
     return Positions(absolute=False, scheme="rope", options=options)
 

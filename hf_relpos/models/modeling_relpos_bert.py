@@ -173,7 +173,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if config.extra_attention_norms:
             norms = (nn.LayerNorm(self.all_head_size, eps=config.layer_norm_eps) for _ in range(2))
             self.layer_norm_q, self.layer_norm_k = norms
-        self.distance_embedding = build_scheme(config)
+        self.distance_embedding = build_scheme(config, layer_idx or 0)
 
     def forward(
         self,

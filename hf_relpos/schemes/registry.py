@@ -146,12 +146,11 @@ class SharedParts(nn.Module):
         return tuple(part(context) if isinstance(part, SharedScheme) else None for part in self.parts)
 
 
-def build_scheme(config: Any) -> nn.Module:
+def build_scheme(config: Any, layer: int = 0) -> nn.Module:
     """Build the module `attention.self.distance_embedding` of one layer."""
     parts = scheme_parts(config)
-    if isinstance(config.position_embedding_type, str):
-        return parts[0][0](config)
-    return Combination([scheme(config, settings) for scheme, settings in parts])
+    schemes = [scheme(config, scheme.settings_of_layer(settings, layer)) for scheme, settings in parts]
+    return schemes[0] if isinstance(config.position_embedding_type, str) else Combination(schemes)
 
 
 def build_shared(config: Any) -> nn.Module | None:

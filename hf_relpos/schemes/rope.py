@@ -1,19 +1,40 @@
 """Rotary positions (Su et al., RoFormer, arXiv 2104.09864, eq. 15 and 34)."""
 
 import functools
-import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from .scheme import Option, Scheme, choice, integer, is_number
+from .scheme import Option, Scheme, choice, is_number, nearest, one_of
 
 
-# α and β of YaRN: turns in the trained length from which on a plane keeps its frequency, and up to which it is scaled.
-ONE_TURN, MANY_TURNS = 1, 32
+# Values of `rope_type`, and what each needs besides the base.
+NEEDED: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "yarn": {"factor"},
+    "longrope": {"short_factor", "long_factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "proportional": set(),
+}
+NUMBERS = (
+    "rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor beta_fast beta_slow "
+    "low_freq_factor high_freq_factor mscale mscale_all_dim"
+).split()
+LISTS = ("short_factor", "long_factor")  # with a number for each plane
+ACCEPTED: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(NUMBERS, is_number),
+    **dict.fromkeys(LISTS, lambda value: isinstance(value, list | tuple) and all(map(is_number, value))),
+    "rope_type": one_of(*NEEDED),
+    "truncate": one_of(True, False),
+}
+FIELD = "position_options['rope_parameters']"
 
 
 class RoPE(Scheme, name="rope"):
@@ -24,16 +45,17 @@ class RoPE(Scheme, name="rope"):
     (RoFormer, GPT-J), `half` takes n and n + w/2 (GPT-NeoX, LLaMA, ModernBERT). Permuting the rows of the query and
     key projections in the same way converts one into the other exactly.
 
-    For longer inputs, `linear` divides positions by `factor` (position interpolation, arXiv 2306.15595). `ntk`
-    multiplies the base by factor^(w/(w−2)), which leaves the fastest plane alone and slows the slowest by `factor`.
-    `dynamic` does nothing up to `trained` tokens. For the L tokens of a longer row, the longest of the batch with its
-    padding, it multiplies the base by (factor · L / trained − (factor − 1))^(w/(w−2)), as NomicBERT's code does, so
-    the output of a row depends on the longest row of its batch. `yarn` (Peng et al., arXiv 2309.00071, §3.2 to 3.4)
-    divides the positions of planes that turn less than once in `trained` tokens by `factor`, leaves those that turn
-    more than 32 times, and blends between; queries and keys grow by 0.1 ln(factor) + 1.
+    `rope_parameters` is the field of Transformers' configurations. `rope_theta` is the base, `partial_rotary_factor`
+    the share of a head that is rotated, its first components. Other angles have a `rope_type`. `linear` divides
+    positions by `factor` (arXiv 2306.15595). Past the trained length, `dynamic` multiplies the base by
+    (factor · L / trained − (factor − 1))^(w/(w−2)) for L tokens, as NomicBERT's code does. Transformers' functions
+    compute the others, in float32: `yarn` (arXiv 2309.00071), `proportional` (p-RoPE, arXiv 2410.06205, §6.1: only
+    the fastest planes turn), `longrope` and `llama3`. The trained length is `original_max_position_embeddings`, by
+    default `max_position_embeddings`. L counts the longest row of a batch with its padding, so for `dynamic` and
+    `longrope` the output of a row depends on the rows beside it.
 
-    `turned` is the p of p-RoPE (Barbero et al. 2024, arXiv 2410.06205, §6.1): the slowest planes, which carry content
-    rather than positions, stand still.
+    With `layer_types`, a name for each layer, `rope_parameters` holds such a dict for each name, as in ModernBERT and
+    Gemma. `attention_window` does not depend on these names: it holds for all layers.
     Rotated values, an option of RoFormer's code, are not implemented: the output would depend on absolute positions.
     """
 
@@ -44,104 +66,129 @@ class RoPE(Scheme, name="rope"):
     zero_init_is_identity = False
     options = {
         "pairing": choice("adjacent", "half", help="which components make a plane: (2n, 2n + 1) or (n, n + w/2)"),
-        "base": Option(default=10000.0, help="of the angles; a positive number", accepts=is_number),
-        "rotary_fraction": Option(
-            default=1.0,
-            help="share of each head that is rotated, its first components; above 0, at most 1",
-            accepts=lambda value: is_number(value) and value <= 1,
+        "rope_parameters": Option(
+            default=None,
+            help="base and type of the angles, a dict as in configurations of Transformers; None for base 10,000",
+            accepts=lambda value: value is None or isinstance(value, Mapping),
         ),
-        "turned": Option(
-            default=1.0,
-            help="share of the planes that turn, the fastest ones; above 0, at most 1",
-            accepts=lambda value: is_number(value) and value <= 1,
+        "layer_types": Option(
+            default=None,
+            help="a list with the name of each layer's entry in rope_parameters; None for the same in all layers",
+            accepts=lambda value: value is None or (isinstance(value, list | tuple) and {*map(type, value)} == {str}),
         ),
-        "scaling": choice(
-            None, "linear", "ntk", "dynamic", "yarn", help="how to reach positions past the trained range"
-        ),
-        "factor": Option(default=1.0, help="how many times longer, a positive number", accepts=is_number),
-        "trained": integer(None, "tokens it was trained on, for `dynamic` and `yarn`", none="max_position_embeddings"),
     }
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         resolved = super().resolve(options, config)
-        head_size = config.hidden_size // config.num_attention_heads
-        width = int(head_size * resolved["rotary_fraction"])
-        if width == 0 or width % 2:
+        given, names = resolved["rope_parameters"] or {}, resolved["layer_types"]
+        if names is None:
+            return {**resolved, "rope_parameters": _checked(given, config, FIELD)}
+        if len(names) != config.num_hidden_layers or not set(names) <= set(given):
             raise ValueError(
-                f"position_options['rotary_fraction'] = {resolved['rotary_fraction']} rotates {width} of the "
-                f"{head_size} components of a head; planes have two each, so choose a fraction that makes it even"
+                f"position_options['layer_types'] = {reprlib.repr(names)}: give one name for each of the "
+                f"num_hidden_layers = {config.num_hidden_layers} layers, each an entry of rope_parameters, which has "
+                f"{', '.join(map(repr, given)) or 'none'}"
             )
-        if resolved["scaling"] != "dynamic" and (resolved["scaling"] is None) != (resolved["factor"] == 1):
-            raise ValueError(
-                f"position_options['scaling'] = {resolved['scaling']!r} with factor = {resolved['factor']}: give "
-                "both, the factor other than 1, or neither"
-            )
-        needs_trained = resolved["scaling"] in ("dynamic", "yarn")
-        if resolved["trained"] is not None and not needs_trained:
-            raise ValueError(
-                f"position_options['trained'] = {resolved['trained']} with scaling = {resolved['scaling']!r} has no "
-                "effect; leave it out, or set scaling = 'dynamic' or 'yarn'"
-            )
-        if needs_trained and resolved["trained"] is None:
-            resolved["trained"] = config.max_position_embeddings
-        return resolved
+        each = {name: _checked(of_name, config, f"{FIELD}[{name!r}]") for name, of_name in given.items()}
+        return {**resolved, "rope_parameters": each}
 
-    def rotate(self, vectors: torch.Tensor, positions: torch.Tensor, length: int = 0) -> torch.Tensor:
+    @classmethod
+    def settings_of_layer(cls, settings: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        if settings["layer_types"] is None:
+            return dict(settings)
+        parameters = settings["rope_parameters"][settings["layer_types"][layer]]
+        return {**settings, "rope_parameters": parameters, "layer_types": None}
+
+    def frequencies(self, context: AttentionContext) -> tuple[torch.Tensor, float]:
+        """Angles of position 1, (w/2,), and the factor of queries and keys."""
+        parameters, device = self.settings["rope_parameters"], context.device
+        kind, base, factor = (parameters.get(key) for key in ("rope_type", "rope_theta", "factor"))
+        length, trained = context.longest or context.key_length, parameters.get("original_max_position_embeddings")
+        if kind in ("default", "linear", "dynamic"):
+            width = int(self.head_size * parameters["partial_rotary_factor"])
+            if kind == "dynamic" and length > trained:
+                base = base * (factor * length / trained - (factor - 1)) ** (width / (width - 2))
+            steps = torch.arange(0, width, 2, device=device, dtype=context.dtype) / width
+            return base**-steps / (factor if kind == "linear" else 1.0), 1.0
+        angles, size = ROPE_INIT_FUNCTIONS[kind](_Fields(parameters, self.head_size), device, seq_len=length)
+        return angles.to(context.dtype), size
+
+    def rotate(
+        self, vectors: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor | None = None, size: float = 1.0
+    ) -> torch.Tensor:
         """Apply R_p to every vector.
 
         Args:
             vectors: (B, H, N, d).
             positions: (N,) or (B, N).
-            length: tokens of the longest row, for `dynamic`.
+            angles: of position 1, (w/2,), and the factor `size`; None for those of short rows.
 
         Returns:
             (B, H, N, d).
         """
-        options = self.settings
-        width = int(self.head_size * options["rotary_fraction"])
-        base = options["base"]
+        if angles is None:
+            angles, size = self.frequencies(AttentionContext(1, 1, device=positions.device))
         # angles of far positions need float32, whatever the dtype of the vectors
         positions = positions.to(torch.promote_types(vectors.dtype, torch.float32))
-        if options["scaling"] == "linear":
-            positions = positions / options["factor"]
-        elif options["scaling"] == "ntk":
-            base = base * options["factor"] ** (width / max(width - 2, 1))
-        elif options["scaling"] == "dynamic" and length > options["trained"]:
-            longer = options["factor"] * length / options["trained"] - (options["factor"] - 1)
-            base = base * longer ** (width / max(width - 2, 1))
-        steps = torch.arange(0, width, 2, device=positions.device, dtype=positions.dtype) / width
-        frequencies, size = base**-steps, 1.0
-        if options["scaling"] == "yarn":
-            size = 0.1 * math.log(options["factor"]) + 1 if options["factor"] > 1 else 1.0
-            frequencies = frequencies * self._blend(steps, width, base)
-        if options["turned"] < 1:
-            frequencies = frequencies * (
-                torch.arange(width // 2, device=steps.device) < int(width // 2 * options["turned"])
-            )
-        angles = positions[..., None] * frequencies  # (N, w/2) or (B, N, w/2)
-        angles = angles if angles.dim() == 2 else angles[:, None]
-        cosine, sine = (size * angles.cos()).to(vectors.dtype), (size * angles.sin()).to(vectors.dtype)
+        turns = positions[..., None] * angles.to(positions)  # (N, w/2) or (B, N, w/2)
+        turns = turns if turns.dim() == 2 else turns[:, None]
+        cosine, sine = (size * turns.cos()).to(vectors.dtype), (size * turns.sin()).to(vectors.dtype)
+        width = 2 * len(angles)
         turned, rest = vectors[..., :width], vectors[..., width:]
-        adjacent = options["pairing"] == "adjacent"
+        adjacent = self.settings["pairing"] == "adjacent"
         x, y = turned.unflatten(-1, (-1, 2)).unbind(-1) if adjacent else turned.chunk(2, dim=-1)
         planes = (x * cosine - y * sine, y * cosine + x * sine)
         turned = torch.stack(planes, dim=-1).flatten(-2) if adjacent else torch.cat(planes, dim=-1)
         return turned if width == self.head_size else torch.cat([turned, rest], dim=-1)
 
-    def _blend(self, steps: torch.Tensor, width: int, base: float) -> torch.Tensor:
-        """Factors of the frequencies by YaRN, (w/2,): 1 for planes that turn often, 1 / factor for the slowest."""
-        trained = self.settings["trained"]
-        first, last = (
-            width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
-            for turns in (MANY_TURNS, ONE_TURN)
-        )
-        first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
-        planes = torch.arange(len(steps), device=steps.device, dtype=steps.dtype)
-        slow = ((planes - first) / max(last - first, 1e-3)).clamp(0, 1)
-        return 1 - slow + slow / self.settings["factor"]
-
     def forward(self, context: AttentionContext) -> Terms:
-        if self.settings["scaling"] != "dynamic":
-            return Terms(rotate=self.rotate)
-        return Terms(rotate=functools.partial(self.rotate, length=context.longest or context.key_length))
+        angles, size = self.frequencies(context)
+        return Terms(rotate=functools.partial(self.rotate, angles=angles, size=size))
+
+
+class _Fields:
+    """What functions of Transformers read from a configuration. A graph can build it, and no SimpleNamespace."""
+
+    def __init__(self, parameters: dict[str, Any], head_size: int) -> None:
+        self.rope_parameters = parameters
+        self.max_position_embeddings = parameters["original_max_position_embeddings"]
+        self.head_dim = self.hidden_size = head_size
+        self.num_attention_heads = 1
+
+    def standardize_rope_params(self) -> None:
+        """They are complete."""
+
+
+def _checked(given: Any, config: Any, field: str) -> dict[str, Any]:
+    """Entries of `rope_parameters` that are not None, with the defaults.
+
+    Raises:
+        ValueError: for an unknown entry or value, and for one that is missing.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{field} = {reprlib.repr(given)}: give a dict, as in configurations of Transformers")
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    parameters |= {key: value for key, value in given.items() if value is not None}
+    for key, value in parameters.items():
+        if key not in ACCEPTED or not ACCEPTED[key](value):
+            raise ValueError(
+                f"{field}[{key!r}] = {reprlib.repr(value)} is not accepted{nearest(key, ACCEPTED.keys() - {key})}; "
+                f"give {', '.join(ACCEPTED)} as in configurations of Transformers, rope_type being one of "
+                f"{', '.join(NEEDED)}; or layer_types, and a dict of these for each of its names"
+            )
+    kind, size = parameters["rope_type"], config.hidden_size // config.num_attention_heads
+    width = int(size * parameters["partial_rotary_factor"])
+    least = {"dynamic": 4, "proportional": 0}.get(kind, 2)
+    if width > size or width < least or (width % 2 and kind != "proportional"):
+        raise ValueError(
+            f"{field}['partial_rotary_factor'] = {parameters['partial_rotary_factor']} rotates {width} of the {size} "
+            f"components of a head; planes have two each, so choose one that makes it even, and at least {least}"
+        )
+    missing = NEEDED[kind] - {key for key in parameters if key not in LISTS or len(parameters[key]) == width // 2}
+    if missing:
+        raise ValueError(f"{field}: rope_type = {kind!r} needs {', '.join(sorted(missing))} for {width // 2} planes")
+    if kind != "default":
+        trained = parameters.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+        parameters.setdefault("factor", config.max_position_embeddings / trained)
+    return parameters

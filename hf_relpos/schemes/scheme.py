@@ -286,6 +286,11 @@ class Scheme(nn.Module):
         return dict(options)
 
     @classmethod
+    def settings_of_layer(cls, settings: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """Return the options of one layer, where resolved options tell layers apart."""
+        return dict(settings)
+
+    @classmethod
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         """Return s of the formula; None leaves it at 1/√d. Combined schemes must agree."""
         return None

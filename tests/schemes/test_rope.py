@@ -8,10 +8,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import golden, layer_error, padding, tiny_attention
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from errors import raises
+from oracles import golden, layer_error, padding, tiny_attention, tiny_config, tiny_model
+from transformers import LlamaConfig, ModernBertConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.modernbert import modeling_modernbert as modernbert
+from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
 
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.context import AttentionContext, Positions
 
 
@@ -49,13 +53,14 @@ def hidden():
 VARIANTS = {
     "adjacent": ({}, {}),
     "half": ({"pairing": "half"}, {"pairing": "half"}),
-    "base": ({"base": 50}, {"base": 50}),
-    "partial": ({"rotary_fraction": 0.5}, {"w": 4}),
-    "partial half": ({"rotary_fraction": 0.5, "pairing": "half"}, {"w": 4, "pairing": "half"}),
-    "one plane": ({"rotary_fraction": 0.25}, {"w": 2}),
-    "linear": ({"scaling": "linear", "factor": 4.0}, {"place": lambda p: p / 4}),
-    "ntk": ({"scaling": "ntk", "factor": 4}, {"base": 10000 * 4 ** (8 / 6)}),
-    "ntk, one plane": ({"scaling": "ntk", "factor": 4, "rotary_fraction": 0.25}, {"w": 2}),
+    "base": ({"rope_parameters": {"rope_theta": 50}}, {"base": 50}),
+    "partial": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, {"w": 4}),
+    "partial half": (
+        {"rope_parameters": {"partial_rotary_factor": 0.5}, "pairing": "half"},
+        {"w": 4, "pairing": "half"},
+    ),
+    "one plane": ({"rope_parameters": {"partial_rotary_factor": 0.25}}, {"w": 2}),
+    "linear": ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, {"place": lambda p: p / 4}),
 }
 
 
@@ -89,8 +94,9 @@ def test_positions_of_each_row(hidden):
 @torch.no_grad()
 def test_one_pairing_becomes_the_other_by_permuting_rows(fraction, hidden):
     """The rows of W_q and W_k of each head, [0, 2, 4, …, 1, 3, 5, …] of those that are rotated."""
-    adjacent = tiny_attention("rope", position_options={"rotary_fraction": fraction})
-    half = tiny_attention("rope", position_options={"pairing": "half", "rotary_fraction": fraction})
+    options = {"rope_parameters": {"partial_rotary_factor": fraction}}
+    adjacent = tiny_attention("rope", position_options=options)
+    half = tiny_attention("rope", position_options={"pairing": "half", **options})
     half.load_state_dict(adjacent.state_dict())
     out, _ = adjacent(hidden)
     assert (half(hidden)[0] - out).abs().max() > 1e-2  # a mismatch is silent
@@ -143,7 +149,7 @@ def parity(case: str) -> float:
         dtype=torch.float32,
         hidden_size=32,
         num_attention_heads=4,
-        position_options={"pairing": "half", **sizes["cases"][case]},
+        position_options={"pairing": "half", "rope_parameters": sizes["cases"][case]},
     )
     for part in ("weight", "bias"):
         fused = tensors[f"neox.query_key_value.{part}"].unflatten(0, (4, 3, 8))  # head, q k v, d
@@ -160,22 +166,125 @@ def test_equals_the_original_code(case):
     assert parity(case) <= 1e-6
 
 
-@pytest.mark.parametrize("base, trained, factor", [(10000.0, 512, 4.0), (160000.0, 2048, 8.0), (10000.0, 64, 2.0)])
-@pytest.mark.parametrize("kind", ["yarn", "proportional"])
-def test_frequencies_are_those_of_transformers(kind, base, trained, factor):
-    """YaRN, and p-RoPE with a quarter of the planes (`modeling_rope_utils`, in float32)."""
-    stock = {
-        "yarn": {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained},
-        "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+# D, H and d of models of Transformers; `max_position_embeddings` is what `dynamic` was trained on
+SIZES = {"hidden_size": 192, "num_attention_heads": 3, "max_position_embeddings": 64}
+LONGER = {"factor": 4.0, "original_max_position_embeddings": 64}
+BY_TRANSFORMERS = {
+    "yarn": {"rope_type": "yarn", **LONGER},
+    "yarn, all of it": {
+        **{"rope_type": "yarn", "attention_factor": 0.7, "beta_fast": 8, "beta_slow": 2, "truncate": False},
+        **{**LONGER, "rope_theta": 500.0},
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    "llama3": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LONGER},
+    "longrope": {
+        **{"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [1.0 + n for n in range(32)]},
+        **LONGER,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+}
+
+
+def rotated(scheme, vectors, length):
+    """Queries (B, H, L, d) in a batch with rows of that length."""
+    context = AttentionContext(length, length, dtype=vectors.dtype)
+    return scheme(context).rotate(vectors, torch.arange(vectors.shape[2]))
+
+
+@pytest.mark.parametrize("length", [40, 90])
+@pytest.mark.parametrize("case", BY_TRANSFORMERS)
+def test_other_types_are_those_of_llama(case, length):
+    """Its own rotary embedding and rotation; its angles are float32, and multiplied by positions in float64 here.
+
+    `dynamic` has angles in float64.
+    """
+    parameters = {"rope_theta": 10000.0, **BY_TRANSFORMERS[case]}
+    llama = LlamaRotaryEmbedding(LlamaConfig(**SIZES, rope_parameters=parameters))
+    vectors, positions = torch.randn(1, 3, length, 64, dtype=torch.float64), torch.arange(length)[None]
+    llama(vectors, positions)  # takes the angles for this length
+    angles = (positions[..., None].double() * llama.inv_freq.double()).repeat(1, 1, 2)
+    cosine, sine = (llama.attention_scaling * each for each in (angles.cos(), angles.sin()))
+    expected, _ = apply_rotary_pos_emb(vectors, vectors, cosine, sine)
+    options = {"pairing": "half", "rope_parameters": BY_TRANSFORMERS[case]}
+    scheme = tiny_attention("rope", position_options=options, **SIZES).distance_embedding
+    assert (rotated(scheme, vectors, length) - expected).abs().max() <= (1e-5 if case == "dynamic" else 1e-12)
+
+
+@torch.no_grad()
+def test_layers_have_the_angles_of_their_kind():
+    """Those of ModernBERT's local and global layers; and a model computes each layer with its own."""
+    kinds = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "yarn", "rope_theta": 160000.0, **LONGER},
     }
-    ours = {"yarn": {"scaling": "yarn", "factor": factor, "trained": trained}, "proportional": {"turned": 0.25}}
-    sizes = {"hidden_size": 192, "num_attention_heads": 3, "max_position_embeddings": trained}
-    config = LlamaConfig(**sizes, rope_parameters={"rope_theta": base, **stock[kind]})
-    frequencies, size = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    options = {"pairing": "half", "base": base, **ours[kind]}
-    scheme = tiny_attention("rope", position_options=options, **sizes).distance_embedding
-    vector = torch.zeros(1, 3, 1, 64, dtype=torch.float64)
-    vector[..., :32] = 1
-    x, y = scheme.rotate(vector, torch.ones(1))[0, 0, 0].chunk(2)
-    assert torch.allclose(torch.atan2(y, x), frequencies.double(), rtol=0, atol=1e-6)
-    assert torch.allclose(x.hypot(y), torch.full((32,), size, dtype=torch.float64))
+    layers = ["full_attention", "sliding_attention", "sliding_attention"]
+    sizes = {**SIZES, "num_hidden_layers": 3}
+    stock = ModernBertRotaryEmbedding(ModernBertConfig(**sizes, layer_types=layers, rope_parameters=kinds))
+    options = {"pairing": "half", "rope_parameters": kinds, "layer_types": layers}
+    model = tiny_model(RelPosBertModel, "rope", position_options=options, **sizes).double()
+    vectors, positions = torch.randn(1, 3, 40, 64, dtype=torch.float64), torch.arange(40)[None]
+    for layer, kind in zip(model.encoder.layer, layers, strict=True):
+        expected, _ = modernbert.apply_rotary_pos_emb(vectors, vectors, *stock(vectors, positions, kind))
+        found = rotated(layer.attention.self.distance_embedding, vectors, 40)
+        assert (found - expected).abs().max() <= 1e-5  # which computes in float32
+    ids = torch.randint(1, 50, (2, 40))
+    states = model(ids, output_hidden_states=True).hidden_states
+    for layer, kind, before, after in zip(model.encoder.layer, layers, states, states[1:], strict=False):
+        alone = {"pairing": "half", "rope_parameters": kinds[kind]}
+        layer.attention.self.distance_embedding = tiny_attention(
+            "rope", position_options=alone, **SIZES
+        ).distance_embedding
+        assert (layer(before) - after).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_one_graph_holds_every_type_and_every_length():
+    for case, parameters in BY_TRANSFORMERS.items():
+        if case == "longrope":
+            parameters = {**parameters, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+        options = {"rope_parameters": {"a": {}, "b": parameters}, "layer_types": ["a", "b"]}
+        model = tiny_model(RelPosBertModel, "rope", position_options=options)
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+        for length in (12, 70):
+            ids = torch.randint(1, 50, (2, length))
+            assert (compiled(ids)[0] - model(ids)[0]).abs().max() <= 1e-6
+
+
+REFUSED = {
+    "rope_teta": ({"rope_teta": 500.0}, "did you mean 'rope_theta'"),
+    "a base of 0": ({"rope_theta": 0}, "= 0 is not accepted"),
+    "a base past float32": ({"rope_theta": 1e25}, "= 1e+25 is not accepted"),
+    "another type": ({"rope_type": "axial"}, "'axial' is not accepted", "default, linear, dynamic, yarn, longrope"),
+    "dicts without names": ({"full": {"rope_theta": 1.0}}, "['full'] = {'rope_theta': 1.0}", "or layer_types"),
+    "three components": ({"partial_rotary_factor": 0.4}, "rotates 3 of the 8"),
+    "no components": ({"partial_rotary_factor": 0.1}, "rotates 0 of the 8"),
+    "too many": ({"partial_rotary_factor": 1.5}, "rotates 12 of the 8"),
+    "one plane, which has no other base": (
+        {"rope_type": "dynamic", "factor": 2.0, "partial_rotary_factor": 0.25},
+        "rotates 2 of the 8",
+        "at least 4",
+    ),
+    "no factor": ({"rope_type": "yarn"}, "'yarn' needs factor"),
+    "too few factors": (
+        {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]},
+        "'longrope' needs long_factor for 4 planes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_parameters_that_are_refused(case):
+    parameters, *words = REFUSED[case]
+    with raises(ValueError, "position_options['rope_parameters']", *words):
+        tiny_config("rope", position_options={"rope_parameters": parameters})
+
+
+def test_names_of_layers_that_are_refused():
+    for parameters, names, *words in (
+        ({"full": {}}, ["full"], "num_hidden_layers = 2"),
+        ({"full": {}}, ["full", "local"], "each an entry of rope_parameters, which has 'full'"),
+        ({"full": 500.0}, ["full", "full"], "['full'] = 500.0", "give a dict"),
+        ({"full": {"rope_theta": -1}}, ["full", "full"], "['full']['rope_theta'] = -1"),
+    ):
+        with raises(ValueError, "position_options[", *words):
+            tiny_config("rope", position_options={"rope_parameters": parameters, "layer_types": names})

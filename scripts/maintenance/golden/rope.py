@@ -25,9 +25,9 @@ from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 
 LENGTH, WIDTH, HEADS = 20, 32, 4
 CASES = {
-    "neox-full": {"rotary_fraction": 1.0, "base": 10000},
-    "neox-partial": {"rotary_fraction": 0.25, "base": 500},
-    "neox-linear": {"rotary_fraction": 0.5, "base": 10000, "scaling": "linear", "factor": 2.5},
+    "neox-full": {"rope_theta": 10000.0},
+    "neox-partial": {"partial_rotary_factor": 0.25, "rope_theta": 500.0},
+    "neox-linear": {"partial_rotary_factor": 0.5, "rope_type": "linear", "factor": 2.5},
 }
 
 
@@ -49,13 +49,12 @@ def main() -> None:
     sinusoid = table(hidden.shape[:-1])[None, None]
     tensors["roformer.out"] = module(hidden, mask, sinusoid)[0]
 
-    for case, options in CASES.items():
-        linear = {"rope_type": "linear", "factor": options["factor"]} if "scaling" in options else None
+    for case, rotation in CASES.items():
         config = GPTNeoXConfig(
             **sizes,
-            rotary_pct=options["rotary_fraction"],
-            rotary_emb_base=options["base"],
-            rope_scaling=linear,
+            rotary_pct=rotation.get("partial_rotary_factor", 1.0),
+            rotary_emb_base=rotation.get("rope_theta", 10000.0),
+            rope_scaling={"rope_type": "linear", "factor": rotation["factor"]} if "factor" in rotation else None,
             attention_dropout=0.0,
             attn_implementation="eager",
         )
