@@ -83,11 +83,6 @@ EXAMPLES = {
         "hf-relpos export OUT STOCK --overwrite",
         "hf-relpos export OUT STOCK --json -",
     ),
-    "push": (
-        "hf-relpos push OUT USER/NAME",
-        "hf-relpos push OUT USER/NAME --yes --private",
-        "hf-relpos push OUT USER/NAME --json -",
-    ),
     "optimize": (
         "hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt",
         "hf-relpos optimize BAAI/bge-reranker-base --text queries.txt --precision int8",
@@ -117,7 +112,6 @@ def _add(function: Callable[..., None], **settings: Any) -> None:
 # In the order of the help.
 _add(checkpoints.convert)
 _add(checkpoints.export)
-_add(checkpoints.push)
 _add(information.inspect)
 _add(information.schemes)
 _add(information.families)

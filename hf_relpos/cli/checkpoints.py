@@ -1,4 +1,4 @@
-"""Commands that write or upload checkpoints: `convert`, `export`, `push`, `demo`."""
+"""Commands that write checkpoints: `convert`, `export`, `demo`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -165,37 +165,6 @@ def export(
             soft_wrap=True,
         )
         write_json(json_file, {"out": str(out), "architecture": name})
-
-
-def push(
-    folder: Annotated[Path, typer.Argument(help="Folder of a converted or trained model.")],
-    repository: Annotated[str, typer.Argument(help="user/name on the Hub; created if it does not exist.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, nothing leaves this machine.")] = False,
-    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
-    json_file: JsonFile = None,
-) -> None:
-    """List the files to upload to the Hub, and their problems; with --yes, upload them.
-
-    Only files of a checkpoint are uploaded. The exit code is 2 if there are problems, such as local paths or an access
-    token in a file.
-    """
-    with plain_errors():
-        check_json(json_file)
-        with spinner(LOADING):
-            from ..conversion.push import plan_upload, push as push_upload
-            from ..conversion.terminal import print_upload
-
-        console = console_for(json_file)
-        with spinner("checking the files"):
-            upload = plan_upload(folder, repository)
-        print_upload(upload, console)
-        address = push_upload(upload, private) if yes else None
-        last = f"uploaded: {address}" if address else "nothing was uploaded; add --yes to upload"
-        console.print(last, markup=False, highlight=False, soft_wrap=True)
-        found = {"folder": str(upload.folder), "repository": repository, "uploaded": address}
-        write_json(json_file, {**found, **{name: getattr(upload, name) for name in ("files", "left_out", "problems")}})
-    if upload.problems:
-        raise typer.Exit(2)
 
 
 def demo(

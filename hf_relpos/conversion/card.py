@@ -33,8 +33,6 @@ TASKS = {
     "AutoModelForTokenClassification": ("token-classification", "token classifier"),
     "AutoModelForQuestionAnswering": ("question-answering", "question answering model"),
 }
-# Where a card names the folder; `push` puts the name of the repository there.
-PLACEHOLDER = "PATH"
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
@@ -228,7 +226,7 @@ def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentenc
         loads["tokenizer"] = "AutoTokenizer.from_pretrained"
 
     def lines(arguments: str, note: str) -> list[str]:
-        first, *rest = (f'{name} = {call}("{PLACEHOLDER}"{arguments})' for name, call in loads.items())
+        first, *rest = (f'{name} = {call}("PATH"{arguments})' for name, call in loads.items())
         return [imported, "", f"{first}  # {note}", *rest]
 
     here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])

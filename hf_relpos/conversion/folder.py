@@ -246,28 +246,17 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     Raises:
         ConversionError: for files that do not belong to a checkpoint, and a folder without a checkpoint.
     """
-    refuse_other_files(out, other_files(folder))
+    if others := other_files(folder):
+        raise ConversionError(
+            f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
+            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
+        )
     encoder = folder / _layout(folder).encoder
     files = sorted(path.name for path in folder.iterdir())
     if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
         raise ConversionError(
             f"out = '{out}' is not overwritten: its files ({abbreviate(files, 10)}) are not a checkpoint, since "
             "config.json or safetensors are missing. Move them, or choose another folder"
-        )
-
-
-def refuse_other_files(out: str | Path, others: Iterable[str]) -> None:
-    """
-    Args:
-        others: paths in `out` that do not belong to a checkpoint.
-
-    Raises:
-        ConversionError: if there are any.
-    """
-    if others := list(others):
-        raise ConversionError(
-            f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
-            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
         )
 
 
@@ -294,17 +283,13 @@ def check_apart(source: str | Path, target: Path) -> None:
             raise ConversionError(f"out = '{target}' lies in the source, '{source}'; choose a folder outside of it")
 
 
-def other_files(folder: Path, known: Iterable[str] = KNOWN) -> list[str]:
-    """Relative paths, sorted, of files in a folder that do not belong to a checkpoint.
-
-    Args:
-        known: patterns of the names of a checkpoint's files.
-    """
+def other_files(folder: Path) -> list[str]:
+    """Relative paths, sorted, of files in a folder that do not belong to a checkpoint."""
     layout = _layout(folder)
-    patterns = {"": [*known, *own_files(folder)]}
+    patterns = {"": [*KNOWN, *own_files(folder)]}
     patterns |= {name: [*MODULE_FILES] for name in layout.modules}
     if layout.encoder:
-        patterns[layout.encoder] = [*known, *own_files(folder / layout.encoder)]
+        patterns[layout.encoder] = [*KNOWN, *own_files(folder / layout.encoder)]
     folders = {folder, *(folder / name for name in patterns)}
     folders |= {parent for name in patterns for parent in (folder / name).parents if folder in parent.parents}
     found = []
