@@ -34,7 +34,7 @@ def convert(
         typer.Option(
             metavar="NAME",
             help="Position scheme of the result; `hf-relpos schemes` lists them. Default: that of a relative source; "
-            "for absolute sources relative_key, with --text harmonic, with --faithful tables.",
+            "for absolute sources relative_key, with --text harmonic. tables is closer to the source and slower.",
         ),
     ] = None,
     option: Annotated[
@@ -51,14 +51,11 @@ def convert(
     ] = None,
     method_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of the method, such as length=2048 or steps=1000; repeatable."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of the method, such as length=2048, or steps=150 (faster) or 1000 (closer); repeatable.",
+        ),
     ] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="With --text: fastest conversion, slightly less close to the source.")
-    ] = False,
-    faithful: Annotated[
-        bool, typer.Option("--faithful", help="With --text: closest to the source, slower to convert and to run.")
-    ] = False,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help=f"{TEXT} The conversion learns from it, without labels. Repeatable."),
@@ -99,13 +96,6 @@ def convert(
         method_options = parse_options(method_option or [], "--method-option")
         if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
             raise ValueError("--text '' is empty; give a file, a folder or a Hub dataset")
-        if fast and faithful:
-            raise ValueError("--fast and --faithful are mutually exclusive")
-        preset = "--fast" if fast else "--faithful" if faithful else ""
-        if preset and method not in (None, "distil"):
-            raise ValueError(f"{preset} is a preset of --method distil, not {method}; leave one of them out")
-        if preset and not text:
-            raise ValueError(f"{preset} requires --text FILE (a few hundred sentences are enough)")
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")
@@ -122,7 +112,6 @@ def convert(
             position_options=options,
             method=method,
             method_options=method_options,
-            quality=preset[2:] or None,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
             skip_unreadable=skip_unreadable,

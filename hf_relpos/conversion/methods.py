@@ -1,12 +1,12 @@
-"""The choices of a conversion: methods with their options, presets, and the arguments of `convert`."""
+"""The choices of a conversion: methods with their options, and the arguments of `convert`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..families.errors import ConversionError
-from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES
+from ..schemes.registry import SCHEMES
 from ..schemes.scheme import Option, Scheme, is_count
 from ..settings import options_of, setting
 
@@ -148,32 +148,8 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
 
 
 @dataclass(frozen=True)
-class Quality:
-    """A preset of `distil`: defaults for scheme and options.
-
-    Attributes:
-        help: one line for reports.
-        scheme: scheme of the result.
-        method_options: options of the method.
-    """
-
-    help: str
-    scheme: str
-    method_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-DEFAULT_QUALITY = "default"
-# Agreement and time of each: docs/results/benchmarks/conversion.md.
-QUALITIES = {
-    "fast": Quality("fastest conversion, slightly less close to the source", PLAIN_SCHEME, {"steps": 150}),
-    DEFAULT_QUALITY: Quality("close to the source, and nearly as fast", PLAIN_SCHEME, {"steps": 400}),
-    "faithful": Quality("closest to the source; slower to convert and to run", GENERAL_SCHEME, {"steps": 1000}),
-}
-
-
-@dataclass(frozen=True)
 class Arguments:
-    """The arguments of `convert`; in a `Conversion`, completed by the preset and with the method that was chosen."""
+    """The arguments of `convert`; in a `Conversion`, with the method that was chosen."""
 
     source: str | Path
     out: str | Path
@@ -181,7 +157,6 @@ class Arguments:
     position_options: Mapping[str, Any] | None
     method: Any
     method_options: Mapping[str, Any] | None
-    quality: str | None
     texts: str | Path | Iterable[str | Path] | None
     field: str | Sequence[str]
     skip_unreadable: bool

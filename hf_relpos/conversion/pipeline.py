@@ -48,7 +48,6 @@ def convert(
     position_options: Mapping[str, Any] | None = None,
     method: str | None = None,
     method_options: Mapping[str, Any] | None = None,
-    quality: str | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
     field: str | Sequence[str] = "text",
     skip_unreadable: bool = False,
@@ -70,18 +69,15 @@ def convert(
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
         out: folder to write. It also gets a report, `conversion.json`, a model card, `README.md`, and the modules of a
             sentence-transformers folder.
-        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for that of `quality`;
-            without a quality, `harmonic` for `distil`, else the source's relative scheme, else `relative_key`. MPNet
-            also keeps its T5 bias.
+        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for `harmonic` if the method
+            is `distil`, else the source's relative scheme, else `relative_key`. MPNet also keeps its T5 bias.
         position_options: options of that scheme.
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
             `distil` (start relative terms at zero and train the model on `texts` to reproduce the source; also for
-            relative sources), `exact` (for relative sources only: keep tables and outputs). None for that of
-            `quality`; without a quality, `exact` for a relative source, else `keep`.
-        method_options: options of the method: keys of `METHODS[method].options`.
-        quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
-            are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,
-            otherwise for no preset.
+            relative sources), `exact` (for relative sources only: keep tables and outputs). None for `exact` if the
+            source is relative, else `distil` if there are `texts`, else `keep`.
+        method_options: options of the method: keys of `METHODS[method].options`. For `distil`, `{"steps": 150}` is
+            faster and a little less close; the scheme `tables` with `{"steps": 1000}` is closer and slower.
         texts: for a method that learns from text: one path or several, read by `hf_relpos.data.read_texts`, each with
             the same share of the tokens; or documents (strings). In a list, strings that name existing files are
             paths; give a Hub dataset as a Path. An iterator of documents is read once, up to 100 million characters.
@@ -168,7 +164,6 @@ def _report(
         architecture=conversion.head.source,
         converted_to=type(model).__name__,
         method=given.method,
-        quality=given.quality,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
         method_options=asdict(conversion.options),

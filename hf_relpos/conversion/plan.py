@@ -20,7 +20,7 @@ from ..schemes.registry import scheme_parts
 from ..schemes.scheme import nearest
 from .configurations import source_config, target_config
 from .folder import Layout, check_apart, locate
-from .methods import DEFAULT_QUALITY, METHODS, QUALITIES, Arguments, Method
+from .methods import METHODS, Arguments, Method
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     spec = recognise(folder, saved, tensor_names(folder, given.allow_pickle))
     head = choose_head(spec, folder, given.architecture)
     spec = spec.with_head(head.source)
-    given = choose_method(choose_quality(given, spec), spec, folder)
+    given = choose_method(given, spec, folder)
     texts = check_text(given)
     options, device = resolve_options(given), check_device(given)
     own = source_config(folder, spec)
@@ -178,48 +178,15 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     return Conversion(given, target, checkpoint, top, layout, spec, head, own, config, options, texts, device)
 
 
-def choose_quality(given: Arguments, spec: CheckpointSpec) -> Arguments:
-    """Complete the arguments by a preset: the given one, or the default if there is text but no method.
-
-    Raises:
-        ConversionError: for an unknown preset, a method that does not learn, and a preset that lacks text.
-    """
-    name, has_text = given.quality, given.texts is not None
-    if name is None:
-        if not has_text or given.method is not None or not spec.absolute:  # a relative source is converted exactly
-            return given
-        name = DEFAULT_QUALITY
-    if name not in QUALITIES:
-        raise ConversionError(
-            f"quality = {name!r} is unknown{nearest(name, QUALITIES)}; known: {', '.join(QUALITIES)}"
-        )
-    if given.method is not None and not METHODS[given.method].learns:
-        raise ConversionError(
-            f"quality = {name!r} cannot be combined with method = {given.method!r}, which does not learn; leave one "
-            "of them out"
-        )
-    if not has_text:
-        raise ConversionError(f"quality = {name!r} requires `texts` (a few hundred sentences are enough)")
-    preset, scheme, options = QUALITIES[name], given.position_embedding_type, given.method_options
-    if options is None or isinstance(options, Mapping):  # anything else is rejected later
-        options = {**preset.method_options, **(options or {})}
-    return replace(
-        given,
-        quality=name,
-        method="distil",
-        position_embedding_type=preset.scheme if scheme is None else scheme,
-        method_options=options,
-    )
-
-
 def choose_method(given: Arguments, spec: CheckpointSpec, folder: Path) -> Arguments:
-    """Complete the arguments by the method: the given one, or by default the one that keeps the outputs.
+    """Complete the arguments by the method: the given one; by default the one that learns, or keeps the outputs.
 
     Raises:
         ConversionError: for a method that does not fit the positions of the source.
     """
     if given.method is None:
-        return replace(given, method="keep" if spec.absolute else "exact")
+        by_text = "keep" if given.texts is None else "distil"
+        return replace(given, method=by_text if spec.absolute else "exact")
     supported = [
         name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
     ]

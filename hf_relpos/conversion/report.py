@@ -56,11 +56,10 @@ class ConversionReport:
         architecture: class of the source.
         converted_to: class of the result.
         method: key of `METHODS`.
-        quality: preset, key of `QUALITIES`; None for none.
         position_embedding_type: scheme, or several combined schemes.
         position_options: options of the scheme, with defaults; for a combination, by scheme.
         method_options: options of the method, with defaults.
-        arguments: given arguments of `convert`, and those of the preset. Texts are named without folders; `[]` for
+        arguments: given arguments of `convert`, and the method. Texts are named without folders; `[]` for
             documents given in Python.
         dtype: dtype of the weights.
         steps: one step per tensor.
@@ -79,7 +78,6 @@ class ConversionReport:
     architecture: str
     converted_to: str
     method: str
-    quality: str | None
     position_embedding_type: str | list[str]
     position_options: dict[str, Any]
     method_options: dict[str, Any]

@@ -51,9 +51,8 @@ def _what(report: ConversionReport) -> str:
     """Source, result, scheme with the options that were given, and method; conversion.json has all options."""
     given = report.arguments.get("position_options") or {}
     options = f" ({', '.join(f'{key} = {value}' for key, value in given.items())})" if given else ""
-    quality = f", quality {report.quality}" if report.quality else ""
     result = f"{report.architecture} → {report.converted_to}, scheme {report.scheme}{options}"
-    return f"{result}, method {report.method}{quality}"
+    return f"{result}, method {report.method}"
 
 
 def _lines(report: ConversionReport) -> list[str]:
