@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 
 from hf_relpos.cli import app
 from hf_relpos.conversion import METHODS, convert
-from hf_relpos.conversion.card import command, hub_dataset, model_card, source_metadata
+from hf_relpos.conversion.card import command, model_card, source_metadata
 from hf_relpos.demo import CHECKPOINT
 from hf_relpos.evaluation import Fidelity
 from hf_relpos.models.modeling_relpos_bert import HEADS
@@ -300,20 +299,6 @@ def test_cards_of_sources(tmp_path, card, found):
     assert (len(metadata) if isinstance(found, int) else metadata) == found
 
 
-@pytest.mark.parametrize(
-    "text, name",
-    [
-        ("text.txt", None),
-        ("user/name", "user/name"),
-        ("user/name:train", "user/name"),
-        ("user/name/en:part", "user/name"),
-        ("a:b", None),
-    ],
-)
-def test_which_texts_are_hub_datasets(text, name):
-    assert hub_dataset(text) == name
-
-
 @pytest.mark.parametrize("auto, head", HEADS.items(), ids=HEADS)
 def test_the_task_of_a_card_is_that_of_its_head(source, learnt, auto, head):
     """One of the Hub's, of which its client has a method, and the pipeline loads the class; the source's own wins."""
@@ -341,29 +326,6 @@ def test_documents_from_python_have_no_name(source, tmp_path):
         report = convert(source, tmp_path / "out", method="distil", texts=documents, method_options=OPTIONS)
     assert report.arguments["texts"] == [] and "texts=documents" in command(report)
     assert "documents given in Python" in card_of(tmp_path / "out").text
-
-
-def test_a_hub_dataset_by_name(source, tmp_path, monkeypatch):
-    """`--text user/name:part` streams the dataset."""
-    asked = []
-
-    class Datasets:
-        @staticmethod
-        def load_dataset(name, configuration, split, streaming):
-            asked.append((name, configuration, split, streaming))
-            return [{"body": text} for text in (source.parent / "text.txt").read_text().split("\n\n")]
-
-    monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    monkeypatch.chdir(tmp_path)
-    result = run(
-        *("convert", source, "out", "--method", "distil", "--text", "user/name:part"),
-        *("--method-option", "steps=4", "--method-option", "batch_tokens=256", "--field", "body"),
-    )
-    assert result.exit_code == 0, result.output
-    assert set(asked) == {("user/name", None, "part", True)}
-    metadata = card_of(tmp_path / "out").data
-    assert metadata.datasets == ["user/name"] and metadata.eval_results is None
-    assert "`user/name:part`" in card_of(tmp_path / "out").text
 
 
 def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkeypatch):

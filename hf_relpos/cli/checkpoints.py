@@ -8,7 +8,7 @@ import typer
 from ..console import plain_errors, plain_warnings, spinner, timed_step
 from ..data.text import check_texts
 from ..families.paths import check_free, check_source
-from .options import TEXT, Fields, JsonFile, Overwrite, SkipUnreadable, advanced, parse_options
+from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -61,7 +61,6 @@ def convert(
         typer.Option(metavar="TEXT", help=f"{TEXT} The conversion learns from it, without labels. Repeatable."),
     ] = None,
     field: Fields = None,
-    skip_unreadable: SkipUnreadable = False,
     seed: Annotated[int, advanced("Random seed.")] = 0,
     architecture: Annotated[
         str | None,
@@ -95,7 +94,7 @@ def convert(
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
         if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
-            raise ValueError("--text '' is empty; give a file, a folder or a Hub dataset")
+            raise ValueError("--text '' is empty; give a file or a folder")
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")
@@ -114,7 +113,6 @@ def convert(
             method_options=method_options,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
-            skip_unreadable=skip_unreadable,
             seed=seed,
             architecture=architecture,
             revision=revision,

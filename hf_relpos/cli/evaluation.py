@@ -9,7 +9,7 @@ from ..console import plain_errors, plain_warnings, progress_bar, spinner
 from ..data.text import check_texts
 from ..families.paths import check_source
 from .checkpoints import OPTIONS
-from .options import TEXT, Fields, JsonFile, SkipUnreadable, advanced
+from .options import TEXT, Fields, JsonFile, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -20,7 +20,6 @@ def compare(
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may have been trained on it. Repeatable.")
     ],
     field: Fields = None,
-    skip_unreadable: SkipUnreadable = False,
     lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help="Lengths, such as 64,256,1024.")] = None,
     pooling: Annotated[str | None, advanced("Pooling: mean or cls; default: the source's.", metavar="NAME")] = None,
     tokenizer: Annotated[
@@ -55,7 +54,6 @@ def compare(
                 tokenizer=tokenizer,
                 tokens=tokens,
                 window=window,
-                skip_unreadable=skip_unreadable,
                 progress=progress,
             )
         print_comparison(results, console)

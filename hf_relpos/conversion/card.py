@@ -95,7 +95,7 @@ def model_card(
 
 
 def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
-    """The metadata for the Hub: origin, licence, task and text.
+    """The metadata for the Hub: origin, licence and task.
 
     There is no model-index, because the agreement with the source is not the result of a task.
 
@@ -105,22 +105,14 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
     task = "sentence-similarity" if sentence_transformers else _task(report)[0]
     if "architecture" not in report.arguments:
         task = source.get("pipeline_tag", task)
-    texts = report.arguments.get("texts", [])
     return ModelCardData(
         base_model=report.source if report.revision else None,
         base_model_relation="finetune" if report.revision else None,  # the Hub's relation for new weights
         library_name="sentence-transformers" if sentence_transformers else "transformers",
         pipeline_tag=task,
-        datasets=list(dict.fromkeys(name for text in texts if (name := hub_dataset(text)))) or None,
         tags=["hf_relpos", "relative-position"],
         **{key: value for key, value in source.items() if key != "pipeline_tag"},
     )
-
-
-def hub_dataset(text: str) -> str | None:
-    """The Hub repository of a text in a report, `user/name/configuration:split`; None for a file."""
-    parts = text.partition(":")[0].split("/")
-    return "/".join(parts[:2]) if len(parts) > 1 and all(parts[:2]) else None
 
 
 def _task(report: ConversionReport) -> tuple[str | None, str]:

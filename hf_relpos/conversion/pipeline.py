@@ -50,7 +50,6 @@ def convert(
     method_options: Mapping[str, Any] | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
     field: str | Sequence[str] = "text",
-    skip_unreadable: bool = False,
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
@@ -80,10 +79,9 @@ def convert(
             faster and a little less close; the scheme `tables` with `{"steps": 1000}` is closer and slower.
         texts: for a method that learns from text: one path or several, read by `hf_relpos.data.read_texts`, each with
             the same share of the tokens; or documents (strings). In a list, strings that name existing files are
-            paths; give a Hub dataset as a Path. An iterator of documents is read once, up to 100 million characters.
-        field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
-            of `texts`.
-        skip_unreadable: leave out, with a warning, text files without that field, or that are not text.
+            paths. An iterator of documents is read once, up to 100 million characters. Of a Hub dataset, give a
+            column: `load_dataset(name, split="train")["text"]`.
+        field: key or column of the text in .jsonl, .tsv and .csv files; one for all, or one for each of `texts`.
         seed: random seed, 0 to 2³² − 1.
         architecture: class with the head to keep; by default the class in config.json.
         revision: branch, tag or commit of a Hub repository.

@@ -125,8 +125,7 @@ class Conversion:
 
         Files are named without folders; documents given in Python have no names.
         """
-        given, paths = self.given, [text for text in self.texts or () if isinstance(text, Path)]
-        names = [path.name if os.path.exists(path.expanduser()) else str(path) for path in paths]
+        given, names = self.given, [text.name for text in self.texts or () if isinstance(text, Path)]
         arguments = {
             "position_embedding_type": given.position_embedding_type,
             "position_options": given.position_options,
@@ -134,7 +133,6 @@ class Conversion:
             "method_options": given.method_options,
             "texts": None if self.texts is None else names,
             "field": None if given.field == "text" else given.field,
-            "skip_unreadable": given.skip_unreadable or None,
             "seed": given.seed if self.method.learns else None,
             "architecture": given.architecture,
             "revision": self.source.revision,
@@ -222,8 +220,7 @@ def check_text(given: Arguments) -> list[Path] | list[str] | None:
         if fields != "text":
             if found is None or not isinstance(found[0], Path):
                 raise ConversionError(
-                    f"field = {fields!r} (--field) requires files or datasets with fields; leave it out, or give "
-                    "texts as paths"
+                    f"field = {fields!r} (--field) requires files with fields; leave it out, or give texts as paths"
                 )
             pair_fields(found, fields)
     return found

@@ -26,7 +26,6 @@ def compare_models(
     tokenizer: str | None = None,
     tokens: int = 4096,
     window: int | None = None,
-    skip_unreadable: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Measure the agreement of a student with its teacher; warns about text with many unknown tokens.
@@ -34,14 +33,13 @@ def compare_models(
     Args:
         teacher: folder or Hub repository.
         student: likewise.
-        text: files or Hub datasets for `read_texts`, on which neither model was fitted.
+        text: files or folders for `read_texts`, on which neither model was fitted.
         field: key or column of the text; one for all, or one for each.
         lengths: tokens per window; None for `default_lengths`.
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
         window: `attention_window` of the student; None for that of its configuration.
-        skip_unreadable: of `read_texts`.
 
     Returns:
         The content of the JSON file.
@@ -63,7 +61,7 @@ def compare_models(
         other.model.config.attention_window = window
         check_fields(other.model.config)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
-    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens, skip_unreadable)
+    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
     warn_of_unknown_tokens(unknown)
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
@@ -84,7 +82,6 @@ def windows_by_length(
     field: str | Sequence[str],
     lengths: Sequence[int],
     tokens: int,
-    skip_unreadable: bool = False,
 ) -> tuple[dict[int, Sequence[Row]], dict[int, str], float]:
     """Cut windows of each length, about `tokens` tokens but at least four windows.
 
@@ -99,7 +96,7 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            texts = read_texts(text, field, skip_unreadable)
+            texts = read_texts(text, field)
             cut = cut_windows(tokenizer, texts, max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too

@@ -106,7 +106,7 @@ def _texts(sources: Sequence[str], field: str | Sequence[str]) -> Iterator[str]:
     """Documents, but for a file of plain text, whose lines are texts."""
     for source, own_field in pair_fields(sources, field):
         path = find_text(source)
-        if path is None or path.is_dir() or text_suffix(path) not in PLAIN:
+        if path.is_dir() or text_suffix(path) not in PLAIN:
             yield from read_texts(source, own_field)
         else:
             with open_text(path) as lines:
