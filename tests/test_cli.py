@@ -92,7 +92,7 @@ def test_convert(source, tmp_path):
     assert not config.has_absolute_table
     for words in ("RelPosBertModel", "(clip = 4)", str(out)):  # and no option that was not given
         assert words in result.output
-    for words in ("from_pretrained", "until you train it", f"compare {source} {out}", f"push {out}"):
+    for words in ("from_pretrained", "until you train it", f"compare {source} {out}", f"hf upload USER/NAME {out}"):
         assert words in result.output
     assert "Traceback" not in result.output and "Loading weights" not in result.output
 
@@ -329,7 +329,6 @@ def test_json_of_every_command(source, tmp_path):
         "families": (["families"], set(FAMILIES)),
         "inspect": (["inspect", source], {"family", "positions", "command"}),
         "convert": (["convert", source, tmp_path / "out", "--overwrite"], {"method", "steps", "versions"}),
-        "push": (["push", tmp_path / "out", "user/name"], {"files", "problems", "uploaded"}),
     }
     for name, (command, keys) in commands.items():
         printed = run(*command, "--json", "-")
