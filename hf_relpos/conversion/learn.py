@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def _distil(
     progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Train the student in place and add `text` to the details; returns the report of the training."""
-    from ..training import DistillationSettings, distil  # imports the Trainer
+    from ..training import distil  # imports the Trainer
     from ..training.losses import DEFAULT_LOSSES
 
     options, limit = conversion.options, conversion.limit
@@ -153,18 +154,19 @@ def _distil(
     if has_mlm_head(student):
         losses["logits"] = 1.0
     is_long = (options.length or 0) > limit  # a step on rows past the source's limit after each `SHORT_STEPS` steps
-    settings = DistillationSettings(
-        steps=options.steps + -(-options.steps // SHORT_STEPS) * is_long,
-        batch_tokens=options.batch_tokens,
-        learning_rate=LEARNING_RATE * WIDTH / student.config.hidden_size,
-        table_learning_rate=TABLE_LEARNING_RATE,
-        losses=losses,
-        seed=conversion.given.seed,
-        trainer_arguments={"use_cpu": True} if conversion.device.type == "cpu" else {},
-    )
-    console.print(f"distilling: {settings.steps} steps on {windows.tokens:,} tokens", highlight=False)
+    settings: dict[str, Any] = {
+        "steps": options.steps + -(-options.steps // SHORT_STEPS) * is_long,
+        "batch_tokens": options.batch_tokens,
+        "learning_rate": LEARNING_RATE * WIDTH / student.config.hidden_size,
+        "table_learning_rate": TABLE_LEARNING_RATE,
+        "losses": losses,
+        "seed": conversion.given.seed,
+    }
+    console.print(f"distilling: {settings['steps']} steps on {windows.tokens:,} tokens", highlight=False)
+    on_cpu: dict[str, Any] = {"use_cpu": True} if conversion.device.type == "cpu" else {}
     with _frozen(student, words="logits" not in losses), torch.enable_grad():
-        return distil(student, teacher, rows, settings, progress=progress).to_dict()
+        report = distil(student, teacher, rows, progress=progress, **settings, **on_cpu)
+    return {**asdict(report), "settings": settings}
 
 
 @contextmanager
