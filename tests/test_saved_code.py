@@ -202,7 +202,7 @@ def test_a_scheme_of_a_user_has_no_code(tmp_path):
     try:
 
         class Mine(Scheme, name="mine"):
-            source, out_of_range, extrapolation_claim = "me", ("extrapolate",), "none"
+            source, out_of_range = "me", ("extrapolate",)
 
             def forward(self, context):
                 return Terms()

@@ -35,12 +35,14 @@ class RoPE(Scheme, name="rope"):
     `turned` is the p of p-RoPE (Barbero et al. 2024, arXiv 2410.06205, §6.1): the slowest planes, which carry content
     rather than positions, stand still.
     Rotated values, an option of RoFormer's code, are not implemented: the output would depend on absolute positions.
+
+    On longer inputs, by its source: any length can be computed; later papers find that it does not extrapolate
+    unscaled.
     """
 
     summary = "Queries and keys are rotated by their position"
     source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "any length can be computed; later papers find that it does not extrapolate unscaled"
     zero_init_is_identity = False
     options = {
         "pairing": choice("adjacent", "half", help="which components make a plane: (2n, 2n + 1) or (n, n + w/2)"),

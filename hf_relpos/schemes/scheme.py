@@ -176,7 +176,6 @@ class Scheme(nn.Module):
             of scripts/maintenance/golden names it.
         out_of_range: how terms can behave beyond the trained range: keys of `OUT_OF_RANGE`, the default first. They
             become the values of the option `out_of_range`, which every scheme has.
-        extrapolation_claim: one line on what its source says about inputs longer than those trained on.
         options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
         symmetric: whether the terms are the same for keys to the left and to the right. Without a causal mask, a
             reversed text then gives reversed outputs. It may depend on options: see `is_symmetric_with`.
@@ -194,7 +193,6 @@ class Scheme(nn.Module):
     source: ClassVar[str]
     original: ClassVar[str | None] = None
     out_of_range: ClassVar[tuple[str, ...]]
-    extrapolation_claim: ClassVar[str]
     options: ClassVar[dict[str, Option]] = {}
     symmetric: ClassVar[bool] = False
     relative: ClassVar[bool]
@@ -216,7 +214,7 @@ class Scheme(nn.Module):
             if not hasattr(cls, "name"):
                 raise TypeError(f"{cls.__name__} has no name; give it one: class {cls.__name__}(Scheme, name=…)")
             return
-        for needed in ("source", "out_of_range", "extrapolation_claim"):
+        for needed in ("source", "out_of_range"):
             if not hasattr(cls, needed):
                 raise TypeError(f"{cls.__name__} has no {needed}; the docstring of Scheme says what it declares")
         cls.name = name
