@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..console import ProgressCallback
-from ..data.batching import BATCH_TOKENS, Row, batch_indices
+from ..data.batching import Row, batch_indices
 from .encoder import check_pooling, hidden_states, pad_batch, pool
 from .inspection import has_mlm_head, model_max_length
 from .masked import MaskedAgreement, masked_agreement
@@ -164,7 +164,6 @@ def fidelity(
     pooling: str = "mean",
     mask_token_id: int | None = None,
     seed: int = 0,
-    batch_tokens: int = BATCH_TOKENS,
     progress: ProgressCallback | None = None,
 ) -> Fidelity:
     """Compare a student with its teacher on windows of text of several lengths.
@@ -181,7 +180,6 @@ def fidelity(
         mask_token_id: id of [MASK], to measure the agreement on masked tokens if both models predict them; None skips
             this.
         seed: decides which tokens are masked.
-        batch_tokens: tokens per batch.
         progress: called for each length with the number of tokens done, and their total.
 
     Raises:
@@ -210,7 +208,7 @@ def fidelity(
         """Rows, ids and mask of each batch; tells how many tokens are done."""
         tell = progress or (lambda what, done, total: None)
         done, total = 0, sum(map(len, windows))
-        for indices in batch_indices(windows, batch_tokens):
+        for indices in batch_indices(windows):
             rows = [windows[index] for index in indices]
             tell(f"comparing, {length:,} tokens", done, total)
             yield rows, *pad_batch(rows, student)
@@ -219,7 +217,7 @@ def fidelity(
 
     def read_in_windows(rows: Sequence[Row], stride: int) -> torch.Tensor:
         """The teacher's hidden states, (B, L, D), padded with zeros."""
-        states = [windowed_hidden_states(teacher, row, stride=stride, batch_tokens=batch_tokens) for row in rows]
+        states = [windowed_hidden_states(teacher, row, stride=stride) for row in rows]
         return nn.utils.rnn.pad_sequence(states, batch_first=True)
 
     for length, windows in sorted(windows_by_length.items()):
@@ -233,7 +231,7 @@ def fidelity(
             for _, ids, mask in batches(length, windows):
                 cosines.add(hidden_states(teacher, ids, mask), hidden_states(student, ids, mask), mask)
             if mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
-                masked = masked_agreement(teacher, student, windows, mask_token_id, seed, batch_tokens)
+                masked = masked_agreement(teacher, student, windows, mask_token_id, seed)
         else:
             reference = "windowed teacher"
             for rows, ids, mask in batches(length, windows):
