@@ -24,8 +24,6 @@ WORDS += [f"{n:02}" for n in range(10, 100)] + [f"##{n:03}" for n in range(1000)
 @pytest.fixture(autouse=True)
 def width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    # a line that says what takes long comes or not as other work on the machine has it
-    monkeypatch.setattr("hf_relpos.console.FIRST_LINE_SECONDS", 600.0)
 
 
 def test_json_has_no_nan(capsys):
@@ -80,14 +78,6 @@ def test_compare(folder, tmp_path):
     for words in ("128 *", "Cosine to the source", "Masked tokens, %", f"Verdict: {found['verdict']}."):
         assert words in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json"]
-    arguments = ("--text", folder / "text.txt", "--lengths", 48, "--window", 2, "--json", out)
-    result = run("compare", folder / "teacher", folder / "student", *arguments)
-    narrow = json.loads(out.read_text())["lengths"][0]
-    assert narrow["token_cosine"] != found["lengths"][1]["token_cosine"] and "attention_window = 2" in result.output
-    with pytest.raises(ValueError, match="attention_window = 0"):
-        compare_models(folder / "teacher", folder / "student", [folder / "text.txt"], window=0)
-    with pytest.raises(ValueError, match=r"--window 2: .* is not a model of hf_relpos"):
-        compare_models(folder / "teacher", folder / "teacher", [folder / "text.txt"], window=2)
 
 
 def test_compare_by_default(folder, monkeypatch):

@@ -26,9 +26,6 @@ def compare(
         str | None, advanced("Folder or repository of the tokenizer; default: the source's.", metavar="NAME")
     ] = None,
     tokens: Annotated[int, advanced("Approximate number of tokens of text for each length.", min=1)] = 4096,
-    window: Annotated[
-        int | None, advanced("attention_window of the converted model; default: its configuration's.", min=1)
-    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure how close a converted model is to its source."""
@@ -53,7 +50,6 @@ def compare(
                 pooling=pooling,
                 tokenizer=tokenizer,
                 tokens=tokens,
-                window=window,
                 progress=progress,
             )
         print_comparison(results, console)

@@ -8,7 +8,7 @@ in `0_Transformer`. The result loads as a SentenceTransformer, after `import hf_
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -326,23 +326,3 @@ def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tupl
         else:
             shutil.copyfile(path, partial / path.name)
     return tuple(path.name for path in files)
-
-
-def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...]:
-    """Relative paths in the folder of a source that were neither converted nor copied.
-
-    Args:
-        copied: relative paths.
-    """
-    folder = top / layout.encoder
-    weights = list(folder.glob("model*.safetensors")) or [
-        path for pattern in PICKLED_FILES for path in folder.glob(pattern)
-    ]
-    read = {path.relative_to(top).as_posix() for path in (*weights, folder / "config.json", folder / INDEX)}
-    made = {REPORT, *(str(Path(layout.encoder, name)) for name in own_files(folder))}
-    done = {*copied, *read, *made, MODULES, CARD}
-    used = {"", layout.encoder, *layout.modules}
-    folders = {parent for name in used for parent in (top / name, *(top / name).parents)}
-    found = [path for name in used if (top / name).is_dir() for path in (top / name).iterdir() if path not in folders]
-    names = {path.relative_to(top).as_posix() + "/" * path.is_dir() for path in found}
-    return tuple(sorted(names - done))

@@ -21,7 +21,7 @@ from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
 from .card import write_card
 from .configurations import resolved_options
-from .folder import REPORT, check_target, copy_companions, left_out, new_folder
+from .folder import REPORT, check_target, copy_companions, new_folder
 from .learn import learn
 from .methods import Arguments
 from .plan import Conversion, plan_conversion
@@ -188,17 +188,16 @@ def _write(
     Raises:
         ConversionError: for a tensor that differs after reloading.
     """
-    layout, top = conversion.layout, conversion.top
+    layout = conversion.layout
     encoder = folder / layout.encoder
     model.save_pretrained(encoder)
     files = [str(Path(layout.encoder, file)) for file in copy_companions(conversion.source.folder, encoder, model)]
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, renamed, report.steps)
-    files += layout.copy(top, folder)
+    files += layout.copy(conversion.top, folder)
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
-    others = () if report.revision else left_out(top, layout, files)
-    report = replace(report, files=tuple(files), left_out=others)
+    report = replace(report, files=tuple(files))
     if layout.listed and not report.has_tokenizer:
         report = replace(report, notes=(*report.notes, NO_TOKENIZER))
     return report, reloaded

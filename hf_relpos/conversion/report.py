@@ -69,7 +69,6 @@ class ConversionReport:
         versions: versions of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
         notes: remarks for the caller; the first says what the result can and cannot do.
-        left_out: relative paths in the source's folder that were neither converted nor copied.
     """
 
     source: str
@@ -89,7 +88,6 @@ class ConversionReport:
     versions: dict[str, str]
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
 
     @property
     def auto_class(self) -> str:
@@ -200,9 +198,9 @@ class ConversionReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, as in conversion.json.
 
-        They contain no local paths: a local source is named without folders, and `out` and `left_out` are omitted.
+        They contain no local paths: a local source is named without folders, and `out` is omitted.
         """
-        content = {key: value for key, value in asdict(self).items() if key not in ("out", "left_out")}
+        content = {key: value for key, value in asdict(self).items() if key != "out"}
         content["source"] = self.source if self.revision else last_name(self.source)
         content["steps"] = [{**asdict(step), "shape": list(step.shape)} for step in self.steps]
         content["files"] = list(self.files)

@@ -67,6 +67,4 @@ def _lines(report: ConversionReport) -> list[str]:
         lines.append(f"Verdict: {report.verdict}.")
     lines += report.notes
     lines += [f"Note: {note}" for note in details.get("text", {}).get("notes", ())]
-    if report.left_out:
-        lines.append(f"not copied (not a file of a checkpoint): {', '.join(report.left_out)}")
     return lines

@@ -9,8 +9,6 @@ from ..console import ProgressCallback
 from ..data.batching import Row
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import cut_windows, warn_of_unknown_tokens
-from ..models.checks import check_fields
-from ..models.configuration_relpos_bert import RelPosBertConfig
 from .inspection import model_max_length
 from .loading import load_encoder
 from .model_fidelity import default_lengths, fidelity
@@ -25,7 +23,6 @@ def compare_models(
     pooling: str | None = None,
     tokenizer: str | None = None,
     tokens: int = 4096,
-    window: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Measure the agreement of a student with its teacher; warns about text with many unknown tokens.
@@ -39,7 +36,6 @@ def compare_models(
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
-        window: `attention_window` of the student; None for that of its configuration.
 
     Returns:
         The content of the JSON file.
@@ -53,13 +49,6 @@ def compare_models(
         raise ValueError(f"--lengths {min(lengths)} is too short: [CLS] and [SEP] are two tokens; give 3 or more")
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
-    if window is not None:
-        if not isinstance(other.model.config, RelPosBertConfig):
-            raise ValueError(
-                f"--window {window}: {student} is not a model of hf_relpos, so it has no attention window"
-            )
-        other.model.config.attention_window = window
-        check_fields(other.model.config)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
     windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
     warn_of_unknown_tokens(unknown)
