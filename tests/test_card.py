@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM, Ber
 from transformers.pipelines import PIPELINE_REGISTRY
 from typer.testing import CliRunner
 
+import hf_relpos
 from hf_relpos.cli import app
 from hf_relpos.conversion import METHODS, convert
 from hf_relpos.conversion.card import command, model_card, source_metadata
@@ -230,7 +231,7 @@ def test_the_call_in_the_card_does_it_again(learnt, source, tmp_path, monkeypatc
     assert line in card_of(out).text
     monkeypatch.chdir(source.parent)  # where the files lie that it names
     with pytest.warns(UserWarning, match="only .* tokens"):
-        eval(line.replace("'OUT'", repr(str(tmp_path / "again"))))
+        eval(line.replace("'OUT'", repr(str(tmp_path / "again"))), {"hf_relpos": hf_relpos})
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 

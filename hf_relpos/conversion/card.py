@@ -178,8 +178,8 @@ def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentenc
         # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
         code += [f'tokenizer = AutoTokenizer.from_pretrained("PATH"{trust})'] * tokenizer
     parts = ["## Use", "\n".join(["```python", *code, "```"])]
-    if config.save_code:
-        parts.append("This runs the code saved with the weights, unless hf_relpos was imported before.")
+    runs = "This runs the code saved with the weights, unless hf_relpos was imported before."
+    parts.append(runs if config.save_code else "It requires hf_relpos.")
     if not (config.has_absolute_table or config.attention_window):
         argument, more = f"attention_window={max(1, limit // 2)}", ""
         if sentence_transformers:
