@@ -441,14 +441,6 @@ def test_batches_of_the_flattening_collator(name, backend, position_ids):
     assert difference(together, alone) <= 1e-5
 
 
-def test_wrong_cu_seq_lens():
-    model = tiny_model(RelPosBertModel, "relative_key")
-    with raises(ValueError, "cu_seq_lens_q", "(3,)"):
-        model(token_ids(2, 5), cu_seq_lens_q=torch.tensor([0, 2, 5]))
-    with raises(ValueError, "cu_seq_lens_q", 4, 5):
-        model(token_ids(1, 5), cu_seq_lens_q=torch.tensor([0, 2, 4]))
-
-
 # Decoders --------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .build import build_teacher, fold
 from .held_out import held_out_fidelity, processor_name, speed
 from .plan import Conversion
-from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token, window_lengths
+from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token
 
 
 # Learning rates, by the sentence cosine of all-MiniLM-L6-v2 with `harmonic` on held-out passages, 400 steps of 512
@@ -108,21 +108,7 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
             f"method_options['distil_tokens'] = {options.distil_tokens} is too few to learn from; give at least "
             f"{TOO_FEW}, or leave it out"
         )
-    length, window = options.length, options.window
-    fitted = max(window_lengths(limit))
-    if length is not None and length < limit and length <= fitted:
-        raise ConversionError(
-            f"method_options['length'] = {length} has no effect: training always uses rows of up to {fitted} tokens; "
-            f"leave it out, or give more than {limit}, the limit of the source"
-        )
-    longest = max(fitted, length or 0)
-    if window is not None and window >= longest - 1 and longest <= limit:
-        raise ConversionError(
-            f"method_options['window'] = {window} has no effect on training rows of at most {longest} tokens; give "
-            f"less than {longest - 1}, or longer rows with 'length', or leave it out and set attention_window when "
-            "you load the result"
-        )
-    tokens = options.tokens_to_distil
+    length, tokens = options.length, options.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:
         raise ConversionError(
             f"method_options['length'] = {length} is too long for {tokens} training tokens: half of them do not fill "

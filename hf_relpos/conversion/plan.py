@@ -230,14 +230,9 @@ def check_device(given: Arguments) -> torch.device:
     """The device of a method that learns; the CPU for others.
 
     Raises:
-        ConversionError: for a device that cannot be used, and a device given to a method that does not learn.
+        ConversionError: for a device that cannot be used.
     """
     if not METHODS[given.method].learns:
-        if given.device is not None:
-            raise ConversionError(
-                f"device = {given.device!r} has no effect with method = {given.method!r}, which only copies tensors; "
-                "leave it out"
-            )
         return torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConversionError(
