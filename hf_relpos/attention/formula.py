@@ -22,7 +22,6 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint

@@ -17,7 +17,7 @@ from ..families.names import is_table
 from ..families.recognition import CheckpointSpec, Head, choose_head, recognise
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import scheme_parts
-from ..schemes.scheme import nearest
+from ..schemes.scheme import check_options, nearest
 from .configurations import source_config, target_config
 from .folder import Layout, check_apart, locate
 from .methods import METHODS, Arguments, Method
@@ -261,17 +261,7 @@ def resolve_options(given: Arguments) -> Any:
     method, options = METHODS[given.method], given.method_options
     if options is not None and not isinstance(options, Mapping):
         raise ConversionError(f"method_options = {options!r} is not a mapping; give option names and values")
-    known, options = method.options, options or {}
-    for key, value in options.items():
-        if key not in known:
-            remedy = f"known options: {', '.join(known)}" if known else "it has no options; leave it out"
-            raise ConversionError(
-                f"method_options[{key!r}] = {value!r}: method = {given.method!r} has no such option"
-                f"{nearest(key, known)}; {remedy}"
-            )
-        if not known[key].accepts(value):
-            raise ConversionError(
-                f"method_options[{key!r}] = {value!r} is not accepted by method = {given.method!r}; {key}: "
-                f"{known[key].help}"
-            )
+    options = options or {}
+    with conversion_errors():
+        check_options(options, method.options, "method_options", f"method = {given.method!r}")
     return method.options_type(**options)
