@@ -406,9 +406,7 @@ def test_a_tokenizer_that_is_broken(tmp_path, files):
     BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
     for name, content in files.items():
         (tmp_path / "bert" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(
-        ConversionError, match=r"bert: (the tokenizer cannot be loaded \(|the tokenizer has \d+ tokens)"
-    ):
+    with pytest.raises(ConversionError, match=r"bert: (no tokenizer could be loaded \(|the tokenizer has \d+ tokens)"):
         convert(tmp_path / "bert", tmp_path / "out", method="distil", texts=["some text"])
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 

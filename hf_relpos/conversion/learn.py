@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from ..data.batching import pad_rows
 from ..data.text import TextError
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
-from ..evaluation.loading import find_tokenizer
+from ..evaluation.loading import load_tokenizer
+from ..families.checkpoint import conversion_errors
 from ..families.errors import ConversionError
 from ..families.names import is_scheme
 from ..live.optimize import optimize
@@ -58,7 +58,8 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
 
 def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
     """Train, measure the agreement and the speed, and say which tensors have changed."""
-    tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size)
+    with conversion_errors():
+        tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
     if conversion.window is not None:
         model.config.attention_window = conversion.window
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -202,27 +203,3 @@ def _fold(
     inputs, mask = pad_rows([row for row in windows.ids if len(row) <= limit][:COUNTED_WINDOWS], 0)
     hidden = teacher.base_model(input_ids=inputs, attention_mask=mask.long()).last_hidden_state[mask.bool()]
     decoder.bias[first_token] -= (predictions.transform(hidden) @ (words[first_token] - before)).mean()
-
-
-def load_tokenizer(folder: Path, vocab_size: int) -> Any:
-    """Load the tokenizer of the source.
-
-    Args:
-        folder: folder of the source.
-        vocab_size: vocabulary size of the source.
-
-    Raises:
-        ConversionError: for a folder without a tokenizer, and a tokenizer with more tokens.
-    """
-    tokenizer, reason = find_tokenizer(folder, local_files_only=True)
-    if reason:
-        raise ConversionError(
-            f"{folder}: the tokenizer cannot be loaded ({reason}), but the method requires it; add its files to the "
-            "folder (`tokenizer.save_pretrained`)"
-        )
-    if len(tokenizer) > vocab_size:
-        raise ConversionError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens, but vocab_size = {vocab_size}; add the files of "
-            "the tokenizer that the model was trained with"
-        )
-    return tokenizer
