@@ -120,7 +120,7 @@ def test_each_stage_is_told_to_its_end(folder):
         (("compare", "bare", "student", "--text", "text.txt"), "bare: no tokenizer could be loaded"),
         (
             ("compare", "small", "student", "--tokenizer", "teacher", "--text", "text.txt"),
-            "small has vocab_size = 50; give the",
+            "the model has vocab_size = 50; give the",
         ),
         (("compare", "nothing", "student", "--text", "text.txt"), "nothing: no such folder"),
         (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max'"),
