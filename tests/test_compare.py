@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.cli.output import STDOUT, write_json
+from hf_relpos.cli.output import STDOUT, check_json, write_json
 from hf_relpos.evaluation.compare import compare_models
-from hf_relpos.files import check_output_file, write_output_json
 
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the key is remember it . cat sat mat red sun sky".split()
@@ -140,9 +139,7 @@ def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    "check", [lambda path: check_output_file(path, "--json"), lambda path: write_output_json(path, {})]
-)
+@pytest.mark.parametrize("check", [check_json, lambda path: write_json(path, {})])
 def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, check):
     def refuse(self, *arguments, **keywords):
         raise OSError(errno.EROFS, "Read-only file system")

@@ -89,6 +89,14 @@ def convert(
 
     Exit codes: 2 for an error that you can correct (nothing is written); 3 if the result is poor by its own check (it
     is written), unless --force is given.
+
+    Examples:
+
+    hf-relpos convert google-bert/bert-base-uncased OUT --text novels.txt
+
+    hf-relpos convert ROBERTA OUT --text a.txt --method-option length=2048
+
+    hf-relpos convert google-bert/bert-base-uncased OUT --scheme t5
     """
     with plain_errors(OPTIONS), plain_warnings():
         options = parse_options(option or [])
@@ -103,7 +111,7 @@ def convert(
             from ..conversion import convert
             from ..conversion.terminal import print_report
 
-        hide_loading_bars(downloads=False)
+        hide_loading_bars()
         report = convert(
             source,
             out,
@@ -135,7 +143,16 @@ def export(
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Write a model in the layout of its original architecture, so that Transformers alone can load it."""
+    """Write a model in the layout of its original architecture, so that Transformers alone can load it.
+
+    Examples:
+
+    hf-relpos export OUT STOCK
+
+    hf-relpos export OUT STOCK --overwrite
+
+    hf-relpos export OUT STOCK --json -
+    """
     with plain_errors(), plain_warnings():
         check_free(out, overwrite)
         check_json(json_file)

@@ -28,7 +28,16 @@ def compare(
     tokens: Annotated[int, advanced("Approximate number of tokens of text for each length.", min=1)] = 4096,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure how close a converted model is to its source."""
+    """Measure how close a converted model is to its source.
+
+    Examples:
+
+    hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt
+
+    hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048
+
+    hf-relpos compare SOURCE OUT --text abstracts.jsonl --field abstract
+    """
     with plain_errors(OPTIONS), plain_warnings():
         for name in (teacher, student):
             check_source(name)

@@ -76,15 +76,11 @@ def schemes(
 
 
 def _by_use() -> list[str]:
-    """All schemes: those of conversions and defaults, then those of published checkpoints, then the others."""
-    from ..families.registry import FAMILIES
-    from ..families.table import positions
+    """All schemes, those of conversions and defaults first."""
     from ..schemes.registry import DEFAULT_SCHEME, GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
 
     first = (PLAIN_SCHEME, DEFAULT_SCHEME, GENERAL_SCHEME, STOCK_SCHEME)
-    published = " ".join(positions(name, family) for name, family in FAMILIES.items())
-    others = sorted(SCHEMES.keys() - first, key=lambda name: (f"`{name}`" not in published, name))
-    return [*first, *others]
+    return [*first, *(name for name in SCHEMES if name not in first)]
 
 
 def _describe_scheme(scheme: Any) -> dict[str, Any]:

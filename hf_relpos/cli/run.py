@@ -43,6 +43,14 @@ def run(
 
     The program is not changed; its exit code and signals are its own. Programs that it starts are optimized, too.
     Python options that ignore the environment (-E, -I, -S) do not work.
+
+    Examples:
+
+    hf-relpos run -- uvicorn app:app --port 8000
+
+    hf-relpos run --precision int8 -- python encode.py
+
+    hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app
     """
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
@@ -71,6 +79,12 @@ def optimize(
     """Measure what optimize gains on this CPU for your own texts: seconds and outputs, before and after.
 
     Nothing is written. To use it, call hf_relpos.optimize(model) in your program, or start it with hf-relpos run.
+
+    Examples:
+
+    hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt
+
+    hf-relpos optimize BAAI/bge-reranker-base --text queries.txt --precision int8
     """
     with plain_errors(OPTIONS), plain_warnings():
         check_source(name)

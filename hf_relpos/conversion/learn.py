@@ -26,7 +26,7 @@ from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .build import build_teacher, fold
 from .held_out import held_out_fidelity, processor_name, speed
 from .plan import Conversion
-from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token
+from .texts import SHORT_STEPS, learning_windows, shared_first_token
 
 
 # Learning rates, by the sentence cosine of all-MiniLM-L6-v2 with `harmonic` on held-out passages, 400 steps of 512
@@ -103,11 +103,6 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
     if model.config.is_decoder:
         raise ConversionError(
             "is_decoder = True: method = 'distil' supports encoders only; choose method = 'keep' or 'drop'"
-        )
-    if options.distil_tokens is not None and options.distil_tokens < TOO_FEW:
-        raise ConversionError(
-            f"method_options['distil_tokens'] = {options.distil_tokens} is too few to learn from; give at least "
-            f"{TOO_FEW}, or leave it out"
         )
     length, tokens = options.length, options.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:

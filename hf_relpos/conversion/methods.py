@@ -11,6 +11,9 @@ from ..schemes.scheme import Option, Scheme, is_count
 from ..settings import options_of, setting
 
 
+TOO_FEW = 500  # tokens of text, below which nothing can be learnt
+
+
 def is_share(value: Any) -> bool:
     """Whether a value is a number from 0 to 1."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
@@ -29,8 +32,8 @@ class DistilOptions:
     batch_tokens: int = setting(512, "tokens in a step of the distillation; a positive integer", is_count)
     distil_tokens: int | None = setting(
         None,
-        "tokens of text to distil on; a positive integer, or None for as many as the steps read",
-        is_count,
+        f"tokens of text to distil on; an integer from {TOO_FEW} on, or None for as many as the steps read",
+        lambda value: is_count(value) and value >= TOO_FEW,
         optional=True,
     )
     length: int | None = setting(

@@ -16,13 +16,13 @@ from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import MAX_UNKNOWN_RATE, PairLayout, Windows, cut_windows, pair_windows
 from ..evaluation.inspection import has_mlm_head
 from ..families.errors import ConversionError
+from .methods import TOO_FEW
 from .plan import Conversion
 
 
 # Lengths of the windows, up to the teacher's maximum length; there are also single sentences.
 LENGTHS = (128, 256, 512)
-# Below the first number of tokens the report warns; below the second nothing can be learnt.
-FEW, TOO_FEW = 10_000, 500
+FEW = 10_000  # tokens, below which the report warns
 
 # Share of the windows that are segment pairs, also for a sentence encoder, which may be fine-tuned on pairs. For
 # all-MiniLM-L6-v2, 400 steps, the sentence cosine of single texts at 512 tokens is .977 without pairs, .978 with a
