@@ -425,15 +425,12 @@ def test_packed_documents_with_an_empty_cache(name, backend):
     assert difference(together[:, 4:], last_state(model, ids[:, 4:])) <= 1e-5
 
 
-@pytest.mark.parametrize("position_ids", [True, False])
 @pytest.mark.parametrize("backend", ["relpos", "eager", "sdpa"])
 @pytest.mark.parametrize("name", ["absolute", "relative_key", "transformer_xl", "rope"])
-def test_batches_of_the_flattening_collator(name, backend, position_ids):
+def test_batches_of_the_flattening_collator(name, backend):
     model = tiny_model(RelPosBertForMaskedLM, name, attn_implementation=backend)
     rows = [{"input_ids": token_ids(1, length)[0].tolist()} for length in (4, 2, 5)]
-    collate = DataCollatorWithFlattening(
-        return_position_ids=position_ids, return_flash_attn_kwargs=True, return_tensors="pt"
-    )
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")
     batch = collate(rows)
     with torch.no_grad():
         together = model(**{key: value for key, value in batch.items() if key != "labels"}).logits[0]
