@@ -334,6 +334,11 @@ def _switched() -> Iterator[None]:
                 matmul.fp32_precision = _before
 
 
+def has_onednn_bmm(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes batches of products in `fast_bmm`. It copies matrices that are not contiguous."""
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and bmm_library().is_used)
+
+
 def fast_bmm(like: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Return a context in which `mm`, `bmm` and the like use the faster library.
 

@@ -24,7 +24,8 @@ from .relative_shift import padded
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# Calls with fewer scores, B·H·L·K, are too short for chunks to pay (scripts/benchmarks/bench_attention.py).
+# Calls with fewer scores, B·H·L·K, are too short for chunks to pay (scripts/benchmarks/bench_attention.py). If oneDNN
+# is faster, a quarter is enough with tables of vectors: PyTorch's own products make SDPA's bias.
 FEWEST_SCORES = 1 << 19
 # Training keeps the probabilities of a call up to so many bytes of scores: one row of 512 tokens, 12 heads has 12 MB.
 KEPT = 1 << 24
@@ -45,11 +46,9 @@ class Chunked:
         if call.device.type != "cpu":
             return ["chunks are for the CPU"]
         # with dropout, a window or fast products, it is faster than sdpa even without relative terms
-        alone = (
-            call.dropout > 0
-            or isinstance(call.mask, SlidingWindowMask)
-            or (call.dtype == torch.float32 and bmm_library().is_used)
-        )
+        fast = call.dtype == torch.float32 and bmm_library().is_used
+        alone = call.dropout > 0 or isinstance(call.mask, SlidingWindowMask) or fast
+        fewest = FEWEST_SCORES // 4 if fast and (call.terms.query_table or call.terms.key_table) else FEWEST_SCORES
         reasons = toeplitz_unsupported(call.terms, call.context)
         if call.output_weights:
             reasons.append("only eager returns attention weights")
@@ -61,8 +60,8 @@ class Chunked:
             reasons.append(f"dropout = {call.dropout} is too close to 1")
         if call.dtype not in DTYPES:
             reasons.append(f"it does not compute in {call.dtype}")
-        if call.scores < FEWEST_SCORES:
-            reasons.append(f"there are fewer than {FEWEST_SCORES:,} scores, B·H·L·K, too few for chunks to pay")
+        if call.scores < fewest:
+            reasons.append(f"there are fewer than {fewest:,} scores, B·H·L·K, too few for chunks to pay")
         return reasons
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...cpu_gemm import has_onednn_bmm
 from ...sliding_window import Block, SlidingWindowMask
 from ...toeplitz import ToeplitzTerms
 
@@ -26,8 +27,8 @@ LONG = 2048
 # Queries of a chunk under a window. They are few, since a chunk computes the keys of each query for all of them.
 WINDOWED = 64
 # Vectors in a block of products by offset. With n on the other side, it computes (BLOCK + n − 1) / n of what is used.
-BLOCK = 32
-SHORT = 512  # with more on the other side, a block has twice as many vectors
+# With oneDNN, which copies the rows of the table for each block, a block has twice as many.
+BLOCK = 64
 # Sizes of products are multiples of the numbers in a vector register, with which libraries are fastest.
 ALIGNED = 16
 
@@ -53,9 +54,9 @@ def rounded_up(count: int) -> int:
     return -(-count // ALIGNED) * ALIGNED
 
 
-def vectors_per_block(others: int) -> int:
-    """Return the number of vectors in a block of products by offset, with `others` on the other side."""
-    return BLOCK if others <= SHORT else 2 * BLOCK
+def vectors_per_block(dtype: torch.dtype) -> int:
+    """Return the number of vectors in a block of products by offset."""
+    return 2 * BLOCK if has_onednn_bmm(dtype) else BLOCK
 
 
 def blocks_at_once(products: int) -> int:

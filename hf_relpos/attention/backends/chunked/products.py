@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from ...cpu_gemm import has_onednn_bmm
 from ...toeplitz import OffsetTable
 from .chunks import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 from .relative_shift import Diagonals, add_product, diagonal_sums
@@ -108,7 +109,8 @@ class HeadGroup:
         """Convert keys or values (h, r, K, d) to (g, N, d), with zeros up to the last column of any chunk."""
         missing = rounded_up(self.keys) - self.keys if self.call.mask is None else ALIGNED - 1
         keys = pad(keys, (0, 0, 0, missing)) if missing else keys
-        return keys.reshape(self.count, keys.shape[2], -1)
+        keys = keys.reshape(self.count, keys.shape[2], -1)
+        return keys.contiguous() if has_onednn_bmm(keys.dtype) else keys
 
     def first_row(self, chunk: QueryChunk, index: int) -> int:
         """Return the row of the tables for the last query, i' = 0, and the first key of a range."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...cpu_gemm import has_onednn_bmm
 from .chunks import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 
@@ -110,7 +111,7 @@ class Diagonals:
     def blocks(self, pairs: torch.Tensor, first: int) -> Iterator[Blocks]:
         """Yield the blocks of pairs (g, m, n), several at once if they share distinct columns and fit the buffer."""
         groups, rows, others = pairs.shape
-        size = vectors_per_block(others)
+        size = vectors_per_block(pairs.dtype)
         width, number = size + others - 1, max(1, rows // size)
         distinct = DistinctColumns.of(first, width + (number - 1) * size, self.count, self.clamped)
         most = blocks_at_once(groups * size * rounded_up(width))
@@ -192,8 +193,10 @@ class Diagonals:
         for blocks in self.blocks(pairs, first):
             _, products, by_pair = self.buffer(pairs, blocks)
             begin, end = blocks.distinct.aligned
-            windows = self.windows(blocks, begin, end).transpose(2, 3)
-            self.multiply(self.vectors(vectors, blocks), windows, products[..., begin:end])
+            windows = self.windows(blocks, begin, end)
+            if has_onednn_bmm(pairs.dtype):  # it would copy the transposed ones, in three times the time
+                windows = windows.contiguous()
+            self.multiply(self.vectors(vectors, blocks), windows.transpose(2, 3), products[..., begin:end])
             blocks.distinct.fill(products)
             into = self.of_blocks(pairs, blocks)
             if fresh:
