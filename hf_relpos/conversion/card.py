@@ -22,6 +22,7 @@ from .report import ConversionReport
 # Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
 # The Hub's task name of each head that has one, and the usual name of such a model.
+OTHER = (None, "text encoder")
 TASKS = {
     "AutoModel": ("feature-extraction", "text encoder"),
     "AutoModelForPreTraining": ("fill-mask", "masked language model"),
@@ -102,7 +103,7 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
     Args:
         source: from `source_metadata`.
     """
-    task = "sentence-similarity" if sentence_transformers else _task(report)[0]
+    task = "sentence-similarity" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[0]
     if "architecture" not in report.arguments:
         task = source.get("pipeline_tag", task)
     return ModelCardData(
@@ -113,11 +114,6 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
         tags=["hf_relpos", "relative-position"],
         **{key: value for key, value in source.items() if key != "pipeline_tag"},
     )
-
-
-def _task(report: ConversionReport) -> tuple[str | None, str]:
-    """The Hub's task of the result, if it has one, and what a visitor calls the model."""
-    return TASKS.get(report.auto_class, (None, "text encoder"))
 
 
 def command(report: ConversionReport) -> str:
@@ -136,7 +132,7 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
     source = f"`{_name(report)}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
-    kind = "sentence encoder" if sentence_transformers else _task(report)[1]
+    kind = "sentence encoder" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[1]
     lines = [("How close", _how_close(report)), ("How long", report.notes[0] if report.notes else "")]
     if (speed := report.details.get("speed")) is not None:
         took, source_took = (f"{1e3 * speed[name]:,.0f} ms" for name in ("result", "source"))

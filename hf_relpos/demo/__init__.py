@@ -5,7 +5,6 @@ parts of two public-domain novels that it was not trained on.
 """
 
 import lzma
-import time
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +63,6 @@ def run_demo(
         ValueError: for a checkpoint that cannot be loaded, and when `convert` rejects it or `out`.
     """
     console = console or Console()
-    started, used = time.monotonic(), time.process_time()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     source = str(checkpoint or CHECKPOINT)
@@ -118,7 +116,6 @@ def run_demo(
         f"The passage is one of {len(passages)}; the source reads its first {limit} tokens. Load the result by "
         f"import hf_relpos; AutoModelForMaskedLM.from_pretrained({str(out)!r})."
     )
-    console.print(f"{time.monotonic() - started:.0f} s, {time.process_time() - used:.0f} s of processor time.")
     return rows
 
 

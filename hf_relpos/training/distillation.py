@@ -75,7 +75,7 @@ class DistillationTrainer(Trainer):
         *args: Any,
         targets: Callable[[Mapping[str, torch.Tensor]], Targets],
         losses: Mapping[str, float],
-        table_learning_rate: float | None = None,
+        table_learning_rate: float,
         **kwargs: Any,
     ) -> None:
         """
@@ -83,13 +83,13 @@ class DistillationTrainer(Trainer):
             args: positional arguments of Trainer.
             targets: maps a batch from `collate` to Targets.
             losses: weights by key of `LOSSES`.
-            table_learning_rate: for parameters named `distance_embedding`; None for `args.learning_rate`.
+            table_learning_rate: for parameters named `distance_embedding`.
             kwargs: keyword arguments of Trainer.
         """
         super().__init__(*args, **kwargs)
         self.targets = targets
         self.losses = dict(losses)
-        self.table_learning_rate = self.args.learning_rate if table_learning_rate is None else table_learning_rate
+        self.table_learning_rate = table_learning_rate
         # the loss is a mean over the batch, so the Trainer divides it by the number of accumulated batches
         self.model_accepts_loss_kwargs = False
         self._sums = torch.zeros(2, len(self.losses), device=self.args.device)  # sum and number of batches, by part
