@@ -36,7 +36,6 @@ class LengthFidelity:
         reference: `teacher`, or past its maximum length `windowed teacher`.
         token_cosine: mean over all tokens of the cosine of the last hidden states.
         sentence_cosine: mean over windows of the cosine of the sentence vectors.
-        token_cosine_by_quarter: token cosine in each quarter of the windows, from the beginning.
         masked: agreement on masked tokens; None past the maximum length and unless both models predict masked tokens.
         other_windows: past the maximum length, token cosine of the teacher to itself with windows that start elsewhere
             (3/8 of a window apart instead of 1/2); None within it.
@@ -48,7 +47,6 @@ class LengthFidelity:
     reference: str
     token_cosine: float
     sentence_cosine: float
-    token_cosine_by_quarter: list[float]
     masked: MaskedAgreement | None = None
     other_windows: float | None = None
 
@@ -241,11 +239,7 @@ def fidelity(
             other_windows, _ = others.means()
         token, sentence = cosines.means()
         tokens = sum(map(len, windows))
-        lengths.append(
-            LengthFidelity(
-                length, len(windows), tokens, reference, token, sentence, cosines.quarters(), masked, other_windows
-            )
-        )
+        lengths.append(LengthFidelity(length, len(windows), tokens, reference, token, sentence, masked, other_windows))
     return Fidelity(limit, student_limit, pooling, lengths, skipped)
 
 
@@ -254,25 +248,17 @@ class CosineMeans:
 
     def __init__(self, pooling: str) -> None:
         self.pooling = pooling
-        self.token = torch.zeros(4, dtype=torch.float64)
-        self.count = torch.zeros(4, dtype=torch.float64)
-        self.sentence, self.windows = 0.0, 0
+        self.token, self.sentence = 0.0, 0.0
+        self.tokens, self.windows = 0, 0
 
     def add(self, one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> None:
         """Add the hidden states of both models, (B, L, D), with the mask, (B, L)."""
         cosines = nn.functional.cosine_similarity(one.double(), other.double(), dim=-1)
-        positions = torch.arange(mask.shape[1], device=mask.device)
-        quarters = 4 * positions // mask.sum(1, keepdim=True)  # quarters of each window's own length
-        self.token.index_add_(0, quarters[mask].cpu(), cosines[mask].cpu())
-        self.count += quarters[mask].cpu().bincount(minlength=4)
         left, right = (pool(hidden.double(), mask, self.pooling) for hidden in (one, other))
+        self.token += float(cosines[mask].sum())
         self.sentence += float(nn.functional.cosine_similarity(left, right, dim=-1).sum())
-        self.windows += len(mask)
+        self.tokens, self.windows = self.tokens + int(mask.sum()), self.windows + len(mask)
 
     def means(self) -> tuple[float, float]:
         """Token and sentence cosine."""
-        return float(self.token.sum() / self.count.sum()), self.sentence / self.windows
-
-    def quarters(self) -> list[float]:
-        """Token cosine by quarter of the windows; quarters without tokens are omitted."""
-        return [float(total / count) for total, count in zip(self.token, self.count, strict=True) if count]
+        return self.token / self.tokens, self.sentence / self.windows
