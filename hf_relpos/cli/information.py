@@ -77,9 +77,9 @@ def schemes(
 
 def _by_use() -> list[str]:
     """All schemes, those of conversions and defaults first."""
-    from ..schemes.registry import DEFAULT_SCHEME, GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
+    from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
 
-    first = (PLAIN_SCHEME, DEFAULT_SCHEME, GENERAL_SCHEME, STOCK_SCHEME)
+    first = (PLAIN_SCHEME, DEFAULT_SCHEME, STOCK_SCHEME)
     return [*first, *(name for name in SCHEMES if name not in first)]
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..data.masking import mask_tokens
 from ..data.text import TextError, pair_fields, read_texts
-from ..data.windows import MAX_UNKNOWN_RATE, PairLayout, Windows, cut_windows, pair_windows
+from ..data.windows import PairLayout, Windows, cut_windows, pair_windows, unknown_tokens_note
 from ..evaluation.inspection import has_mlm_head
 from ..families.errors import ConversionError
 from .methods import TOO_FEW
@@ -161,11 +161,7 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     if windows.tokens < FEW:
         remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "set a higher number of steps"
         notes.append(f"only {windows.tokens:,} tokens of text: a good result needs 12,000 or more; {remedy}")
-    if windows.unknown_rate > MAX_UNKNOWN_RATE:
-        notes.append(
-            f"{100 * windows.unknown_rate:.0f} % of the tokens are unknown to the tokenizer; is the text in the "
-            "language of the model?"
-        )
+    notes += filter(None, [unknown_tokens_note(windows.unknown_rate)])
     if longest < min(limit, max(LENGTHS)):
         notes.append(
             f"no window has more than {longest} tokens, so distances from {longest} to {limit - 1} were not trained; "

@@ -1,5 +1,6 @@
 """Measurements of `hf-relpos compare`: a student against its teacher, on text."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from ..console import ProgressCallback
 from ..data.batching import Row
 from ..data.text import TextError, pair_fields, read_texts
-from ..data.windows import cut_windows, warn_of_unknown_tokens
+from ..data.windows import cut_windows, unknown_tokens_note
 from .inspection import model_max_length
 from .loading import load_encoder
 from .model_fidelity import default_lengths, fidelity
@@ -51,7 +52,8 @@ def compare_models(
     other = load_encoder(student, tokenizer or teacher, one.pooling)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
     windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
-    warn_of_unknown_tokens(unknown)
+    if note := unknown_tokens_note(unknown):
+        warnings.warn(note, stacklevel=2)
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
     measured.skipped.update(skipped)
