@@ -356,6 +356,17 @@ def test_texts_with_different_fields(small, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "conversion.json").read_text())["arguments"]
     assert found["field"] == ["abstract", "chapter"] and found["texts"] == ["a.jsonl", "b.jsonl"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").rename(folder / f"{name}.jsonl")
+    words = ["--text", folder, "--field", "abstract", "--force", "--overwrite"]
+    refused = command(small, tmp_path, *words)
+    assert refused.exit_code == 2 and "b.jsonl, record 1: no field 'abstract' (it has chapter)" in refused.stderr
+    assert "--skip-unreadable" in refused.stderr
+    result = command(small, tmp_path, *words, "--skip-unreadable")
+    assert result.exit_code == 0 and "b.jsonl" in result.stderr, result.output
+    assert "skip_unreadable=True" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_another_language(small, tmp_path):

@@ -61,6 +61,9 @@ def convert(
         typer.Option(metavar="TEXT", help=f"{TEXT} The conversion learns from it, without labels. Repeatable."),
     ] = None,
     field: Fields = None,
+    skip_unreadable: Annotated[
+        bool, advanced("Leave out text files without the field, or that are not text.", "--skip-unreadable")
+    ] = False,
     seed: Annotated[int, advanced("Random seed.")] = 0,
     architecture: Annotated[
         str | None,
@@ -121,6 +124,7 @@ def convert(
             method_options=method_options,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
+            skip_unreadable=skip_unreadable,
             seed=seed,
             architecture=architecture,
             revision=revision,

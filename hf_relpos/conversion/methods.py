@@ -162,6 +162,7 @@ class Arguments:
     method_options: Mapping[str, Any] | None
     texts: str | Path | Iterable[str | Path] | None
     field: str | Sequence[str]
+    skip_unreadable: bool
     seed: int
     architecture: str | None
     revision: str | None

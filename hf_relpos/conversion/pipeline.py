@@ -50,6 +50,7 @@ def convert(
     method_options: Mapping[str, Any] | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
     field: str | Sequence[str] = "text",
+    skip_unreadable: bool = False,
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
@@ -82,6 +83,7 @@ def convert(
             paths. An iterator of documents is read once, up to 100 million characters. Of a Hub dataset, give a
             column: `load_dataset(name, split="train")["text"]`.
         field: key or column of the text in .jsonl, .tsv and .csv files; one for all, or one for each of `texts`.
+        skip_unreadable: leave out, with a warning, text files without that field, or that are not text.
         seed: random seed, 0 to 2³² − 1.
         architecture: class with the head to keep; by default the class in config.json.
         revision: branch, tag or commit of a Hub repository.

@@ -133,6 +133,7 @@ class Conversion:
             "method_options": given.method_options,
             "texts": None if self.texts is None else names,
             "field": None if given.field == "text" else given.field,
+            "skip_unreadable": given.skip_unreadable or None,
             "seed": given.seed if self.method.learns else None,
             "architecture": given.architecture,
             "revision": self.source.revision,

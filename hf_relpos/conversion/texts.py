@@ -106,7 +106,7 @@ def _sources(conversion: Conversion, tokens: int) -> Iterator[tuple[Iterable[str
         yield texts, tokens
         return
     for path, field in pair_fields(texts, conversion.given.field):
-        yield read_texts(path, field), -(-tokens // len(texts))
+        yield read_texts(path, field, conversion.given.skip_unreadable), -(-tokens // len(texts))
 
 
 def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayout | None, float]:

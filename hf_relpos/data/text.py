@@ -1,6 +1,7 @@
 """Read documents from text files and folders."""
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,9 @@ def _kind(text: str | Path) -> str:
     return "document" if isinstance(text, str) else f"path ({str(text)!r})"
 
 
-def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text") -> Iterator[str]:
+def read_texts(
+    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", skip_unreadable: bool = False
+) -> Iterator[str]:
     """Read the documents of files or folders, one after the other.
 
     A `.txt` file holds documents with blank lines between them. From a `.jsonl` file (one object per line), and a
@@ -113,6 +116,7 @@ def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence
     Args:
         sources: one or several.
         field: key or column of the text: one for all of them, or one for each.
+        skip_unreadable: leave out, with a warning, what follows an error in a file.
 
     Raises:
         TextError: for files that are missing, of another kind, not UTF-8 text, or without that field; for values that
@@ -121,7 +125,7 @@ def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence
     for source, own_field in pair_fields(sources, field):
         path = find_text(source)
         for file in _files_in(path) if path.is_dir() else [path]:
-            yield from (text for text in _read_file(file, own_field) if text.strip())
+            yield from (text for text in _read_file(file, own_field, skip_unreadable) if text.strip())
 
 
 def check_texts(sources: Iterable[str | Path], field: str | Sequence[str]) -> None:
@@ -165,7 +169,7 @@ def _files_in(folder: Path) -> list[Path]:
     return files
 
 
-def _read_file(path: Path, field: str) -> Iterator[str]:
+def _read_file(path: Path, field: str, skip_unreadable: bool) -> Iterator[str]:
     try:
         if text_suffix(path) in (".txt", ".md"):
             with open_text(path) as file:
@@ -176,7 +180,11 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
             if record[field] is not None:  # skips JSON's null
                 yield text_field(path, number, field, record[field])
     except ValueError as error:
-        raise TextError(f"text = {error}") from error
+        if not skip_unreadable:
+            raise TextError(
+                f"text = {error}; or go on without such files: skip_unreadable (--skip-unreadable)"
+            ) from error
+        warnings.warn(f"text = {error}; left out from there on", stacklevel=2)
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
