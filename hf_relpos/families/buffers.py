@@ -6,18 +6,16 @@ Remote code that computes cosines, inverse frequencies, positions or slopes in `
 index out of bounds, NaN, or wrong outputs without a message. Here the class is built once more, with memory for its
 buffers alone, and each buffer is compared with what it should hold.
 
-A buffer that differs may also have been changed on purpose. Only evidence that it holds former contents of the memory
-lets `fill_buffers` write to it. While this package is imported, a hook notes what each buffer held when it was
-allocated, and its name then (`host.loader.note_allocation`). Without that note, values tell: NaN, subnormal numbers,
-huge integers, zeros.
+A buffer that differs may also have been changed on purpose. `fill_buffers` writes only to one that still holds the
+former contents of the memory: while this package is imported, a hook notes what each buffer held when it was
+allocated, and its name then (`host.loader.note_allocation`).
 """
 
 import copy
-import re
 import threading
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -27,16 +25,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..host.loader import allocations, loaded_configurations
 from .family import module_of
-from .stored import stored_names
 
 
 # A difference of so many units in the last place is rounding, as is this share of a buffer's largest value.
 ROUNDING, NOTHING = 8, 1e-9
-# Numbers that the memory of pointers and integers shows as floats, and that no table has.
-SUBNORMAL = 1e-30
-# Times the largest integer that a buffer should hold: such an integer is garbage.
-HUGE = 1_000
-LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+# Why a buffer is left that may have been written to.
+CHANGED = "changed since it was loaded or built, or loaded before hf_relpos was imported"
 
 
 class Difference(NamedTuple):
@@ -171,41 +165,31 @@ def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
     again = None
     for module, attribute, name in candidates:
         now, noted = getattr(module, attribute), allocations.get(module, {}).get(attribute)
-        moved = noted is not None and not f".{noted.name}".endswith(f".{name}")
-        origin = noted.name if noted is not None and model in loaded_configurations else name
+        is_root = model in loaded_configurations
+        is_moved = noted is not None and not is_root and not f".{noted.name}".endswith(f".{name}")
+        origin = noted.name if noted is not None and is_root else name
         expected = [value for each in builds if isinstance(value := _value(each, origin), torch.Tensor)]
         rights = [value for value in expected if not value.is_meta]
-        untouched = now.is_meta or (noted is not None and noted.is_untouched(now))
         if any(_is_same(now, right) for right in rights):
             continue
-        if not rights:
-            if untouched or _is_garbage(now, None):
-                reason = "computed from a weight" if expected else "not there when the class is built"
-                yield name, Difference(module, attribute, None, f"uninitialised, and {reason}")
-            continue
-        again = again or _build(type(model), config, torch.get_default_dtype(), seed=1)
-        if not any(torch.equal(right.nan_to_num(), _value(again, origin).nan_to_num()) for right in rights):
-            if untouched or _is_garbage(now, None):
-                yield name, Difference(module, attribute, None, "uninitialised, and drawn at random when it is built")
+        unknown = "" if rights else "computed from a weight" if expected else "not there when the class is built"
+        if rights:
+            again = again or _build(type(model), config, torch.get_default_dtype(), seed=1)
+            if not any(torch.equal(right.nan_to_num(), _value(again, origin).nan_to_num()) for right in rights):
+                unknown = "drawn at random when it is built"
+        is_untouched = now.is_meta or (noted is not None and noted.is_untouched(now))
+        if unknown:
+            if is_untouched:
+                yield name, Difference(module, attribute, None, f"uninitialised, and {unknown}")
             continue
         right = next((each for each in rights if each.dtype == now.dtype), rights[0])
-        left = ""
-        if untouched:
-            if moved and origin == name:
-                left = "it was in another place when it was loaded"
-        elif not _is_garbage(
-            now, right, zeros=noted is None and model not in loaded_configurations and _is_loaded(model)
-        ):
-            left = "changed since it was loaded or built, on purpose or by a call"
-        elif noted is None and not _is_alike(builds[0], origin):
-            left = "it differs between layers, and this may be another one"
-        yield name, Difference(module, attribute, right, left)
+        left = "it was in another place when it was loaded" if is_moved else ""
+        yield name, Difference(module, attribute, right, left if is_untouched else CHANGED)
 
 
 def _candidates(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str, str]]:
     """Module, attribute and name of the tensors that Transformers may have left uninitialised."""
     owners: dict[str, bool] = {}
-    stored: Collection[str] | None = None
     for path, module in model.named_modules():
         above = path.rpartition(".")[0]
         owners[path] = is_stock(type(module)) if isinstance(module, PreTrainedModel) else owners.get(above, False)
@@ -217,12 +201,8 @@ def _candidates(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str, str]]:
             if not isinstance(value, torch.Tensor) or (attribute in vars(module) and not value.is_meta):
                 continue
             is_persistent = attribute in module._buffers and attribute not in module._non_persistent_buffers_set
-            if is_persistent and attribute not in noted:
-                if getattr(value, "_is_hf_initialized", False):
-                    continue
-                stored = stored_names(model) if stored is None else stored
-                if not stored or name in stored:  # no file to say that it is in none
-                    continue
+            if is_persistent and attribute not in noted:  # it is in the file
+                continue
             yield module, attribute, name
 
 
@@ -248,13 +228,11 @@ def _parameters_on_meta() -> Iterator[None]:
 
 def _builds(kind: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype) -> list[PreTrainedModel]:
     """A class built in the dtype of the weights, as by a load in that dtype, and in float32, as before a cast."""
-    default = torch.get_default_dtype()
-    if dtype == default or not dtype.is_floating_point:
-        return [_build(kind, config, default)]
-    try:
-        return [_build(kind, config, dtype), _build(kind, config, default)]
-    except ValueError:  # some functions are not there in half precision
-        return [_build(kind, config, default)]
+    default, builds = torch.get_default_dtype(), []
+    if dtype.is_floating_point and dtype != default:
+        with suppress(ValueError):  # some functions are not there in half precision
+            builds.append(_build(kind, config, dtype))
+    return [*builds, _build(kind, config, default)]
 
 
 def _build(
@@ -290,17 +268,6 @@ def _value(model: nn.Module, name: str) -> Any:
         return None
 
 
-def _is_alike(model: nn.Module, name: str) -> bool:
-    """Whether a buffer is the same in all layers."""
-    pattern, value = LAYER.sub("*", f".{name}"), _value(model, name)
-    others = (other for key, other in model.named_buffers() if LAYER.sub("*", f".{key}") == pattern)
-    return all(torch.equal(value, other) for other in others)
-
-
-def _is_loaded(model: PreTrainedModel) -> bool:
-    return any(getattr(parameter, "_is_hf_initialized", False) for parameter in model.parameters())
-
-
 def _is_same(now: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether a buffer holds what it should, up to rounding, as far as both have the same places."""
     if now.is_meta or now.dim() != right.dim():
@@ -311,31 +278,8 @@ def _is_same(now: torch.Tensor, right: torch.Tensor) -> bool:
         return torch.equal(now, right.to(now.dtype))
     kinds = [torch.finfo(each.dtype) for each in (now, right) if each.is_floating_point() or each.is_complex()]
     coarse = max(kinds, key=lambda kind: kind.eps)
-    now, right = (_real(value).double() for value in (now, right.to(now.dtype)))
+    wide = torch.promote_types(now.dtype, torch.float64)
+    now, right = (value.to(wide) for value in (now, right.to(now.dtype)))
     largest = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() else 0.0
     floor = max(NOTHING * largest, coarse.tiny * coarse.eps)
     return torch.allclose(now, right, rtol=ROUNDING * coarse.eps, atol=floor, equal_nan=True)
-
-
-def _is_garbage(now: torch.Tensor, right: torch.Tensor | None, zeros: bool = False) -> bool:
-    """Whether a buffer holds values of memory that nobody has written to, which it should not hold.
-
-    Args:
-        zeros: whether zeros alone are such values.
-    """
-    if zeros and right is not None and now.numel() and not now.any() and right.any():
-        return True
-    if now.is_floating_point() or now.is_complex():
-        return _is_strange(now) and not (right is not None and _is_strange(right))
-    if right is None or not now.numel() or now.dtype == torch.bool:
-        return False
-    return float(now.double().abs().max()) > HUGE * max(1.0, float(right.double().abs().max()))
-
-
-def _is_strange(values: torch.Tensor) -> bool:
-    values = _real(values)
-    return bool((values.isnan() | ((values != 0) & (values.abs() < SUBNORMAL))).any())
-
-
-def _real(values: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(values) if values.is_complex() else values

@@ -73,12 +73,3 @@ def stored_tensors(
             return torch.empty(owner[name].get_slice(name).get_shape(), device="meta")
 
         yield from converted_tensors(model, owner, read)
-
-
-def stored_names(model: PreTrainedModel) -> set[str]:
-    """Names in a model of the tensors that its checkpoint has; empty if its files are not to be found."""
-    try:
-        found = stored_tensors(model, find_weights(model), contents=False)
-        return {name for _, _, made in found for name in made}
-    except ValueError:
-        return set()

@@ -163,7 +163,7 @@ TOOLS = (
     Need(
         "transformers.modeling_utils:_load_parameter_into_model",
         ("model", "param_name"),
-        without="no warning of uninitialised buffers, which fill_buffers tells by their values alone",
+        without="no warning of uninitialised buffers, which fill_buffers does not fill unless forced",
     ),
     Need("transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
     Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
