@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .probe import Probe, padding_tokens
 from .shadow import shadow
 
 
@@ -154,13 +155,9 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
         found = {name: each for name, each in _tokenized(owner, root, texts).items() if torch.is_tensor(each)}
         return {name: each for name, each in found.items() if name in known or "kwargs" in known}, "the given texts"
     generator = torch.Generator().manual_seed(0)
-    table: Any = model.get_input_embeddings()
-    words = table.weight.shape[0]
-    lengths = torch.randint(SHORTEST, LONGEST + 1, (ROWS,), generator=generator)
-    mask = (torch.arange(LONGEST) < lengths[:, None]).long()
-    tokens = torch.randint(words // 4, words, mask.shape, generator=generator)
-    padding = getattr(model.config, "pad_token_id", None) or 0
-    return {"input_ids": tokens.where(mask == 1, torch.tensor(padding)), "attention_mask": mask}, "random tokens"
+    lengths = torch.randint(SHORTEST, LONGEST + 1, (ROWS,), generator=generator).sort(descending=True).values
+    probe = Probe(model, lengths.tolist(), padding_tokens(None, model), ("right",))
+    return {"input_ids": probe.ids, "attention_mask": probe.real.long()}, "random tokens"
 
 
 def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """Take padding out of the encoders of an object: the level of each, what it says of it, and how it is undone."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,17 +13,17 @@ from ..models.modeling_relpos_bert import RelPosBertModel
 from ..models.sequence import Rows
 from . import contract
 from .by_length import TOKENS_OF_A_CALL
-from .check import SIDES, Check, EndToEnd, apply_to, batch_dependence, padding_tokens
+from .check import Check, apply_to, batch_dependence
 from .encoder import FEWEST, SETUP, Setup, is_padding
+from .end_to_end import sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import foreign_part, is_watched, modules_in, stock_class, transformers_class
 from .own import OWN, OwnParts, own_parts
+from .probe import SIDES, padding_tokens
 from .shadow import shadow
 
 
 PADDINGS = ("zeros", "mask", "stock")
-# In the names of heads for spans, whose softmax and loss are over all states of a row.
-SPANS = "ForQuestionAnswering"
 # The modules of this package with classes for the parts of encoders.
 OWN_CODE = frozenset(f"{__package__}.{each.code}" for each in OWN)
 
@@ -75,13 +74,11 @@ class Taken:
 
     Attributes:
         encoders, skipped: those that are faster now, and those that are as they were.
-        changed: the modules that `restore` has to undo.
         inside: the layers of all of them.
     """
 
     encoders: list[Encoder]
     skipped: list[Skipped]
-    changed: list[nn.Module]
     inside: set[nn.Module]
 
 
@@ -105,60 +102,51 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Ta
         padding: one of `PADDINGS`.
         changed: a list that gets the modules that change.
     """
-    root, taken = found.module, Taken([], [], changed, set())
-    encoders = list(encoders_in(root))
-    if not encoders:
-        reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
-        taken.skipped.append(Skipped(found.path, stock_class(type(root)).__name__, reason))
-    for _, encoder in encoders:
+    root, taken = found.module, Taken([], [], set())
+    candidates: list[tuple[str, str, Any, Setup | None, OwnParts | None]] = []
+    for name, encoder in encoders_in(root):
         taken.inside |= {
             each for part in modules_in(encoder) if isinstance(part, nn.ModuleList) for each in part.modules()
         }
-    setups = dict(_setups(found, encoders, padding, taken))
-    sides, reader = _sides_that_heads_allow(root, encoders, setups)
-    for name, encoder in encoders:
-        if encoder not in setups:
-            continue
-        setup, own = setups[encoder]
         place = ".".join(filter(None, (found.path, name)))
+        setup, own, reason = _setup_of(encoder, found, padding)
+        if setup is None and own is None:
+            taken.skipped.append(Skipped(place, stock_class(type(encoder)).__name__, reason))
+        else:
+            candidates.append((name, place, encoder, setup, own))
+    if not candidates and not taken.skipped:
+        reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
+        taken.skipped.append(Skipped(found.path, stock_class(type(root)).__name__, reason))
+    unpadded = [(name, setup, own) for name, _, _, setup, own in candidates if setup is not None]
+    is_bare = not unpadded or any(encoder is root for _, _, encoder, *_ in candidates)
+    sides, reader = (SIDES, "") if is_bare else sides_that_heads_allow(root, unpadded)
+    for _, place, encoder, setup, own in candidates:
         kind = stock_class(type(encoder)).__name__
         if setup is not None:
             allowed = tuple(side for side in setup.sides if side in sides)
             setup = replace(setup, sides=allowed) if allowed else None
-            if setup is None and own is None:
-                taken.skipped.append(Skipped(place, kind, f"padding stays: {reader}"))
-                continue
-        taken.encoders.append(_changed(place, kind, encoder, setup, own, reader, taken.changed))
+        if setup is None and own is None:
+            taken.skipped.append(Skipped(place, kind, f"padding stays: {reader}"))
+        else:
+            taken.encoders.append(_changed(place, kind, encoder, setup, own, reader, changed))
     return taken
 
 
-def _setups(
-    found: Found, encoders: list[tuple[str, nn.Module]], padding: str, taken: Taken
-) -> Iterator[tuple[nn.Module, tuple[Setup | None, OwnParts | None]]]:
-    """Encoders that can be changed, each with the setup that agrees with Transformers, and its own parts."""
-    for name, encoder in encoders:
-        place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
-        reason = _refusal(encoder, padding)
-        if isinstance(encoder, RelPosBertModel):
-            if reason is None and padding != "stock":
-                pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
-                yield encoder, (Setup("own", ("right",), pads, padding == "mask"), None)
-            elif padding != "stock":
-                taken.skipped.append(Skipped(place, kind, reason or ""))
-            continue
-        own, refused = (None, None) if reason else own_parts(encoder)
-        setup: Setup | str | None = None
-        if reason is None and padding != "stock":
-            pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
-            setup = Check(encoder, shadow(encoder), pads, own, padding == "mask").setup()
-        if isinstance(setup, Setup):
-            setup = replace(setup, fewest=FEWEST, call_cost=TOKENS_OF_A_CALL, is_trial=False)
-            yield encoder, (setup, own if setup.level == "own" else None)
-        elif own is not None and padding == "stock":
-            yield encoder, (None, own)
-        else:
-            why = "; ".join(filter(None, (reason, setup, refused)))
-            taken.skipped.append(Skipped(place, kind, why or "padding is left to Transformers"))
+def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | None, OwnParts | None, str]:
+    """The setup that agrees with Transformers, and parts of our own; if there is neither, why."""
+    if reason := _refusal(encoder, padding):
+        return None, None, reason
+    own, refused = own_parts(encoder)
+    if padding == "stock":
+        return None, own, refused or "padding is left to Transformers"
+    pads, trusts_mask = padding_tokens(tokenizer_of(found.owner, found.module), encoder), padding == "mask"
+    if isinstance(encoder, RelPosBertModel):
+        return Setup("own", ("right",), pads, trusts_mask), None, ""
+    setup = Check(encoder, shadow(encoder), pads, own, trusts_mask).setup()
+    if isinstance(setup, str):
+        return None, None, "; ".join(filter(None, (setup, refused)))
+    setup = replace(setup, fewest=FEWEST, call_cost=TOKENS_OF_A_CALL, is_trial=False)
+    return setup, own if setup.level == "own" else None, ""
 
 
 def _refusal(encoder: Any, padding: str) -> str | None:
@@ -173,27 +161,6 @@ def _refusal(encoder: Any, padding: str) -> str | None:
     if devices - {"cpu"}:
         return f"it is on {', '.join(sorted(devices - {'cpu'}))}, and only CPUs are served"
     return None if padding == "stock" else batch_dependence(encoder)
-
-
-def _sides_that_heads_allow(
-    root: nn.Module, encoders: list[tuple[str, nn.Module]], setups: dict[nn.Module, tuple[Setup | None, Any]]
-) -> tuple[tuple[str, ...], str]:
-    """Where padding may be taken out of without another output of the object that was given; and who reads it."""
-    unpadded = [
-        (name, setup, own) for name, each in encoders for setup, own in [setups.get(each, (None, None))] if setup
-    ]
-    if not unpadded or root in setups:
-        return SIDES[0], ""
-    for module in root.modules():
-        if SPANS in type(module).__name__:
-            return (), f"{type(module).__name__} compares all states of a row, padding too"
-    check, kind = EndToEnd(root, unpadded), type(root).__name__
-    sides = check.sides()
-    if sides and not check.is_called:
-        return sides, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
-    if sides and sides == check.common:
-        return sides, ""
-    return sides, f"{kind} reads states at padding, and computes other outputs without"
 
 
 def _changed(
@@ -218,7 +185,7 @@ def _changed(
             effects.append(f"padding stays: {reader}")
         return Encoder(place, kind, layers, "", 0.0, "; ".join(filter(None, effects)))
     changed += apply_to(encoder, setup, own)
-    where = "" if len(setup.sides) == len(SIDES[0]) else f" on the {setup.sides[0]}"
+    where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
     taken_out = f"padding{where} is taken out, its hidden states are zeros"
     taken_out += f" (level {setup.level}, difference {setup.difference:.0e})"
     if setup.returns_cache:

@@ -1,0 +1,95 @@
+"""Who else reads padding: the object that was given is called as its user calls it, with padding and without."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..models.modeling_relpos_bert import RelPosBertModel
+from .check import LENGTHS, TRIAL, apply_to
+from .encoder import Setup, parameters_of
+from .own import OwnParts
+from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of
+from .shadow import shadow
+
+
+# Fields of a configuration that ask for keys and values, or XLNet's memory.
+MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
+# In the names of heads for spans, whose softmax and loss are over all states of a row.
+SPANS = "ForQuestionAnswering"
+
+Inside = Sequence[tuple[str, Setup, OwnParts | None]]
+
+
+def sides_that_heads_allow(root: nn.Module, inside: Inside) -> tuple[tuple[str, ...], str]:
+    """Where padding may be taken out of without another output of an object.
+
+    Args:
+        inside: the setups of encoders in it, by their names; at least one.
+
+    Returns:
+        The sides, and who reads padding, in words; "" if nobody does.
+    """
+    kind = type(root).__name__
+    reader = f"{kind} reads states at padding, and computes other outputs without"
+    for module in root.modules():
+        if SPANS in type(module).__name__:
+            return (), f"{type(module).__name__} compares all states of a row, padding too"
+    # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
+    common = tuple(side for side in SIDES if all(side in setup.sides for _, setup, _ in inside))
+    if not common:
+        return (), reader
+    name, first, _ = inside[0]
+    limit = min((setup.trained - 1 for _, setup, _ in inside if setup.trained is not None), default=LENGTHS[0])
+    probe = Probe(root.get_submodule(name), [min(each, limit) for each in LENGTHS], first.pads, common)
+    stock = _shadow(root, inside)
+    for inputs in _inputs(type(root), probe):
+        try:
+            expected = outputs_of(stock, *inputs)
+        except Exception:  # another signature; the code of others raises what it likes
+            continue
+        trial = _shadow(root, inside)
+        for name, setup, own in inside:
+            encoder = trial.get_submodule(name)
+            if isinstance(encoder, RelPosBertModel):
+                encoder.can_unpad = lambda *given: True
+            else:
+                apply_to(encoder, replace(setup, **TRIAL), own)
+        try:
+            worst = differences(outputs_of(trial, *inputs), expected, probe.real)
+        except Exception:
+            return (), reader
+        most, turns = tolerance_of(root), len(common)
+        sides = tuple(side for index, side in enumerate(common) if float(worst[index::turns].max()) <= most)
+        return sides, "" if sides == common else reader
+    return common, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+
+
+def _shadow(root: nn.Module, inside: Inside) -> Any:
+    """A shadow of an object whose encoders return no keys and values, with which they would keep padding."""
+    made = shadow(root)
+    for name, setup, _ in inside:
+        config = getattr(made.get_submodule(name), "config", None)
+        for field in MEMORY_FIELDS if setup.returns_cache else ():
+            if hasattr(config, field):
+                setattr(config, field, False)
+    return made
+
+
+def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:
+    """Arguments that modules around encoders take, one after the other: by name, as a dict, or by position."""
+    ids, mask = probe.ids, probe.real.long()
+    names, takes_others = parameters_of(kind.forward)
+    if "MultipleChoice" in kind.__name__:
+        ids, mask = ids[:, None], mask[:, None]
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if "decoder_input_ids" in names:
+        given["decoder_input_ids"] = ids[:, :2]
+    given |= {name: False for name in MEMORIES if name in names or takes_others}
+    if "input_ids" in names or takes_others:
+        yield (given,)
+    yield ({}, {"input_ids": ids, "attention_mask": mask})
+    yield ({}, ids, mask)
+    yield ({}, ids, mask.sum(-1))  # lengths
+    yield ({}, ids)
