@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .find import tokenizer_of
 from .probe import Probe, padding_tokens
 from .shadow import shadow
 
@@ -162,17 +163,14 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
 
 def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Mapping[str, Any]:
     """What the tokenizer of a model makes of texts, wherever the model or what is around it has one."""
+    tokenizer = tokenizer_of(owner, root)
+    if callable(tokenizer):
+        most = getattr(root, "max_seq_length", None) or min(tokenizer.model_max_length, 512)
+        found: Mapping[str, Any] = tokenizer(
+            texts, padding=True, truncation=True, max_length=most, return_tensors="pt"
+        )
+        return found
     for holder in (owner, root):
-        processor = getattr(holder, "processor", None)
-        prepares = getattr(holder, "data_processor", None)  # of a GLiNER
-        places = ((holder, "tokenizer"), (processor, "tokenizer"), (prepares, "transformer_tokenizer"))
-        tokenizer = next(filter(None, (getattr(place, name, None) for place, name in places)), processor)
-        if callable(tokenizer):
-            most = getattr(root, "max_seq_length", None) or min(tokenizer.model_max_length, 512)
-            found: Mapping[str, Any] = tokenizer(
-                texts, padding=True, truncation=True, max_length=most, return_tensors="pt"
-            )
-            return found
         if callable(tokenize := getattr(holder, "tokenize", None)) and isinstance(made := tokenize(texts), Mapping):
             return made
     raise ValueError(

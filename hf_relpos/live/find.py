@@ -1,5 +1,7 @@
 """Find modules inside objects of other libraries, and encoders inside modules."""
 
+import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -15,6 +17,8 @@ from .encoder import TOKENS, parameters_of
 
 DEPTH = 3  # attributes of attributes of attributes
 MOST_ITEMS = 1000  # of a list or dict that are looked at
+# Where models, pipelines and libraries around them have a tokenizer, or a processor with one; the last is GLiNER's.
+TOKENIZERS = ("tokenizer", "processing_class", "_tokenizer", "processor", "data_processor.transformer_tokenizer")
 ATOMS = (str, bytes, int, float, bool, type, FunctionType, MethodType, ModuleType, torch.Tensor, type(None))
 
 
@@ -122,9 +126,8 @@ def takes_tokens(module: Any) -> bool:
 
 def tokenizer_of(owner: Any, root: Any) -> Any:
     """The tokenizer that came with a model; None if there is none."""
-    for holder in (owner, root):
-        for name in ("tokenizer", "processing_class", "_tokenizer"):
-            found = getattr(holder, name, None)
-            if found is not None:
-                return getattr(found, "tokenizer", found)
+    for holder, place in itertools.product((owner, root), TOKENIZERS):
+        found = functools.reduce(lambda value, name: getattr(value, name, None), place.split("."), holder)
+        if found is not None:
+            return getattr(found, "tokenizer", found)
     return None
