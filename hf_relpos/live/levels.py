@@ -18,7 +18,7 @@ from .check import SIDES, Check, EndToEnd, apply_to, batch_dependence, padding_t
 from .encoder import FEWEST, SETUP, Setup, is_padding
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import foreign_part, is_watched, modules_in, stock_class, transformers_class
-from .own import OWN, OwnParts, own_parts
+from .own import OWN, OwnParts, give_speech, own_parts
 from .shadow import shadow
 
 
@@ -107,6 +107,10 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Ta
     """
     root, taken = found.module, Taken([], [], changed, set())
     encoders = list(encoders_in(root))
+    if speech := give_speech(root):
+        changed += speech
+        effect = "relative attention of sound is faster, in memory linear in the length"
+        taken.encoders.append(Encoder(found.path, stock_class(type(root)).__name__, len(speech), "", 0.0, effect))
     if not encoders:
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
         taken.skipped.append(Skipped(found.path, stock_class(type(root)).__name__, reason))
