@@ -54,9 +54,7 @@ LEVELS = {
     # a pooler; the share of [MASK] in the tokens of a row; learned positions from the first column on
     **dict.fromkeys(("ALBERT", "ESM-2, token dropout", "BART's encoder"), ("by length", ON_THE_RIGHT)),
     **dict.fromkeys(("LFM2", "remote code"), ("by length", ANYWHERE)),
-    **dict.fromkeys(("RoFormer", "XLNet", "T5", "mT5", "UMT5"), ("own", ANYWHERE)),
-    # a row by itself is computed by length, where positions would be counted from another column
-    **dict.fromkeys(("DeBERTa v1", "DeBERTa v2"), ("own", (*ON_THE_RIGHT, "left", "both"))),
+    **dict.fromkeys(("DeBERTa v1", "DeBERTa v2", "RoFormer", "XLNet", "T5", "mT5", "UMT5"), ("own", ANYWHERE)),
     "MPNet": ("own", ON_THE_RIGHT),
     **dict.fromkeys(SCHEMES, ("own", ("right", "one row"))),
 }

@@ -135,6 +135,9 @@ LIVE = {
     "MPNetSelfAttention": Need(f"{MPNET}:MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
     "RoFormerEncoder": Need(f"{ROFORMER}:RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
     "RoFormerSelfAttention": Need(f"{ROFORMER}:RoFormerSelfAttention.forward", ROTARY),
+    "RoFormerSinusoidalPositionalEmbedding": Need(
+        f"{ROFORMER}:RoFormerSinusoidalPositionalEmbedding.forward", ("input_ids_shape",)
+    ),
     "XLNetModel": Need(f"{XLNET}:XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
     "XLNetRelativeAttention": Need(f"{XLNET}:XLNetRelativeAttention.forward", TWO_STREAMS),
     "XLNetModelOutput": Need(f"{XLNET}:XLNetModelOutput"),

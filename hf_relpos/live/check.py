@@ -353,9 +353,9 @@ class Check:
         return ("contract", "by length") if implementation in (contract.DELEGATE, contract.NAME) else ("by length",)
 
     def _positions(self, level: Level) -> tuple[str | None, ...]:
-        if "position_ids" not in self.names or level == "own":
+        if "position_ids" not in self.names:
             return (None,)
-        return ("columns", "counted") if level == "contract" else (None, "columns")
+        return (None, "columns") if level == "by length" else ("columns", "counted")
 
     def _returns_cache(self, inputs: dict[str, Any]) -> bool:
         if not any(name in inputs for name in MEMORIES):

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
@@ -32,13 +31,11 @@ from .batch import take_batch
 from .foreign import is_stock
 
 
-def padding_mask(attention_mask: torch.Tensor | UnpaddedBatch) -> torch.Tensor | UnpaddedBatch | None:
+def padding_mask(attention_mask: torch.Tensor) -> torch.Tensor | None:
     """A mask (B, L) as the accelerated layers take it: boolean, or None if no token is padding.
 
     The contents are read on the CPU only, and never in a graph.
     """
-    if isinstance(attention_mask, UnpaddedBatch):
-        return attention_mask
     real = attention_mask.bool()
     return None if has_contents(real) and bool(real.all()) else real
 
@@ -123,13 +120,18 @@ class _Shared:
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | UnpaddedBatch | None:
         """A padding mask as it is, boolean (B, L), or None; another mask as stock has it."""
-        if isinstance(attention_mask, UnpaddedBatch) or (attention_mask.dim() == 2 and self._is_own()):
+        if (batch := take_batch()) is not None:
+            return batch
+        if attention_mask.dim() == 2 and self._is_own():
             return padding_mask(attention_mask)
         return super().get_attention_mask(attention_mask)  # type: ignore[misc]
 
     def get_rel_pos(self, hidden_states: torch.Tensor, query_states: Any = None, relative_pos: Any = None) -> Any:
         """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; otherwise as in stock."""
         encoder: Any = self
+        batch = take_batch()
+        if batch is not None and encoder.relative_attention:  # of the longest rows, and so of all
+            return self.rows_of_offsets(hidden_states, batch.groups[0].length)
         is_stocks = not encoder.relative_attention or query_states is not None or relative_pos is not None
         if is_stocks or not self._is_own():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
@@ -149,35 +151,6 @@ class _Shared:
     def _is_own(self) -> bool:
         encoder: Any = self
         return is_traced() or is_stock(encoder)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
-        output_hidden_states: bool = True,
-        output_attentions: bool = False,
-        query_states: torch.Tensor | None = None,
-        relative_pos: torch.Tensor | None = None,
-        return_dict: bool = True,
-    ) -> Any:
-        """As stock; where the call is computed without padding, hidden states are the last two at most."""
-        encoder: Any = self
-        batch, rows = take_batch(), None
-        if batch is None or query_states is not None or relative_pos is not None:
-            rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
-            return super().forward(hidden_states, attention_mask, *rest)  # type: ignore[misc]
-        if encoder.relative_attention:  # of the longest rows, and so of all
-            rows = encoder.rows_of_offsets(hidden_states, batch.groups[0].length)
-        rest = (output_hidden_states, output_attentions, None, rows, return_dict)
-        outputs = super().forward(batch.remove(hidden_states), batch, *rest)  # type: ignore[misc]
-        states = None
-        if output_hidden_states:
-            collected = outputs[1] if isinstance(outputs, tuple) else outputs.hidden_states
-            states = tuple(map(batch.restore, collected[-2:]))
-        last = states[-1] if states else batch.restore(outputs[0])
-        if isinstance(outputs, tuple):
-            return (last, states) if states else (last,)
-        return BaseModelOutput(last_hidden_state=last, hidden_states=states)
 
 
 class AcceleratedDebertaV2Encoder(_Shared, DebertaV2Encoder):

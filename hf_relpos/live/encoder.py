@@ -17,7 +17,7 @@ from ..attention.unpadding import UnpaddedBatch
 from ..host.live import collects_outputs
 from ..host.transformers import CACHE_NAMES
 from . import by_length, contract
-from .batch import MismatchError, running
+from .batch import MismatchError
 from .calls import CALLS
 from .foreign import foreign_part, transformers_class
 
@@ -194,22 +194,17 @@ class Plan:
 
     def call(self, encoder: Any, forward: Any, setup: Setup, given: dict[str, Any]) -> Any:
         """The outputs of the encoder; states of padding are zeros."""
-        given = given | {"return_dict": True} if self.as_tuple else dict(given)
-        if self.batch is not None and setup.level == "own":
-            with running(self.batch):
-                outputs = forward(encoder, **given)
+        given, by_token = given | {"return_dict": True} if self.as_tuple else dict(given), self.by_token
+        if self.positions is not None:
+            given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
+        rows = self.real.shape[0]
+        given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
+        if self.batch is not None:
+            outputs = contract.call(encoder, forward, given, by_token, self.batch)
         else:
-            by_token = self.by_token
-            if self.positions is not None:
-                given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
-            rows = self.real.shape[0]
-            given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
-            if self.batch is not None:
-                outputs = contract.call(encoder, forward, given, by_token, self.batch)
-            else:
-                parts = by_length.parts_of(self.real, setup.call_cost)
-                bound = functools.partial(forward, encoder)
-                outputs = by_length.call(bound, given, by_token, self.by_row, self.real, parts)
+            parts = by_length.parts_of(self.real, setup.call_cost)
+            bound = functools.partial(forward, encoder)
+            outputs = by_length.call(bound, given, by_token, self.by_row, self.real, parts)
         return outputs.to_tuple() if self.as_tuple and hasattr(outputs, "to_tuple") else outputs
 
 
@@ -265,11 +260,8 @@ def plan_of(
     if found is None and not sides:
         return None
     positions = None
-    if "position_ids" in names and given.get("position_ids") is None:
-        if setup.positions is not None:
-            positions = _positions(setup, given, real)
-        elif setup.level == "own" and found is None and "left" in sides:
-            return None  # without columns on the left it would count positions from another one
+    if "position_ids" in names and given.get("position_ids") is None and setup.positions is not None:
+        positions = _positions(encoder, setup, given, real)
     asked = given.get("return_dict")
     asked = getattr(config, "return_dict", True) if asked is None else asked
     as_tuple = takes_return_dict and asked is False
@@ -310,12 +302,13 @@ def _sides_of(real: torch.Tensor) -> set[str] | None:
     return sides if bool(real[:, -1].all()) else sides | {"right"}
 
 
-def _positions(setup: Setup, given: dict[str, Any], real: torch.Tensor) -> torch.Tensor:
+def _positions(encoder: Any, setup: Setup, given: dict[str, Any], real: torch.Tensor) -> torch.Tensor:
     """Position ids, (B or 1, L), as the encoder finds them in a padded batch."""
     columns = torch.arange(real.shape[1])[None]
     if setup.positions == "columns":
         return columns
-    pad = setup.pads[0]
+    index = getattr(getattr(encoder, "embeddings", None), "padding_idx", None)  # MPNet's is always 1
+    pad = setup.pads[0] if index is None else index
     if given.get("input_ids") is None:
         return columns + pad + 1
     is_counted = (given["input_ids"] != pad).long()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention.formula import Terms, toeplitz_table
 from ..attention.unpadding import UnpaddedBatch
@@ -23,32 +22,21 @@ class AcceleratedMPNetEncoder(MPNetEncoder):
 
         It is stock's bias, (B, H, L, L), if the layers run the stock code.
         """
-        batch, length = x.shape[:2]
-        by_offset = position_ids is None and prefer_backend(self, length, length, batch, self.n_heads)
-        if not by_offset or not is_stock(self):
+        batch, (rows, length) = take_batch(), x.shape[:2]
+        if batch is not None:
+            length = batch.groups[0].length  # of the longest rows, and so of all
+        elif position_ids is not None or not prefer_backend(self, length, length, rows, self.n_heads):
             return super().compute_position_bias(x, position_ids, num_buckets)
-        offsets = offsets_of(x).offsets(x.device)
+        elif not is_stock(self):
+            return super().compute_position_bias(x, position_ids, num_buckets)
+        offsets = offsets_of(x, length).offsets(x.device)
         bucket = self.relative_position_bucket(offsets, num_buckets=num_buckets)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
         batch = take_batch()
-        if batch is None:
-            return super().forward(hidden_states, attention_mask, *args, **kwargs)
-        given = {
-            **dict(zip(("output_attentions", "output_hidden_states", "return_dict"), args, strict=False)),
-            **kwargs,
-        }
-        offsets = offsets_of(hidden_states, batch.groups[0].length).offsets(hidden_states.device)
-        bias = self.relative_attention_bias(self.relative_position_bucket(offsets, num_buckets=32)).transpose(0, 1)
-        states = batch.remove(hidden_states)
-        for layer in self.layer:
-            states = layer(states, batch, bias, output_attentions=False)[0]
-        states = batch.restore(states)
-        return BaseModelOutput(last_hidden_state=states) if given.get("return_dict") else (states,)
+        return super().forward(hidden_states, attention_mask if batch is None else batch, *args, **kwargs)
 
 
 class AcceleratedMPNetSelfAttention(MPNetSelfAttention):

@@ -109,7 +109,7 @@ OWN = (
         _file("roformer"),
         "RoFormerModel",
         "roformer",
-        _accelerated("RoFormerSelfAttention", "RoFormerEncoder"),
+        _accelerated("RoFormerSelfAttention", "RoFormerEncoder", "RoFormerSinusoidalPositionalEmbedding"),
         refusal=_decoder,
     ),
     OwnParts(

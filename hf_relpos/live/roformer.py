@@ -3,33 +3,34 @@
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.formula import Terms
 from ..attention.unpadding import RowGroup, UnpaddedBatch
-from ..host.live import RoFormerEncoder, RoFormerSelfAttention
+from ..host.live import RoFormerEncoder, RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
 from ..host.transformers import has_cache
 from .attention import as_boolean, attend_as_stock, prefer_backend, rate_of, split_heads
 from .batch import take_batch
 from .foreign import is_stock
 
 
+class AcceleratedRoFormerSinusoidalPositionalEmbedding(RoFormerSinusoidalPositionalEmbedding):
+    """The angles of positions; without padding those of the longest row, and so of all."""
+
+    def forward(self, input_ids_shape: torch.Size, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As stock."""
+        batch = take_batch()
+        shape = input_ids_shape if batch is None else torch.Size((1, batch.groups[0].length))
+        angles: torch.Tensor = super().forward(shape, *args, **kwargs)
+        return angles
+
+
 class AcceleratedRoFormerEncoder(RoFormerEncoder):
     """`RoFormerEncoder` without padding."""
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
         batch = take_batch()
-        if batch is None:
-            return super().forward(hidden_states, attention_mask, **kwargs)
-        shape = (1, batch.groups[0].length)
-        positions = self.embed_positions(torch.Size(shape), 0)[None, None]
-        states = batch.remove(hidden_states)
-        for layer in self.layer:
-            states = layer(states, batch, positions)[0]
-        states = batch.restore(states)
-        is_tuple = not kwargs.get("return_dict", True)
-        return (states,) if is_tuple else BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+        return super().forward(hidden_states, attention_mask if batch is None else batch, *args, **kwargs)
 
 
 class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):

@@ -87,7 +87,7 @@ class _Stack:
                     states, bias = block(states, batch, bias)[:2]
                 return states
 
-            return run_unpadded(stack, batch, input_ids, given, run)
+            return run_unpadded(stack, input_ids, given, run)
         tokens = given.get("inputs_embeds") if input_ids is None else input_ids
         # up to Transformers 5.14 nothing gets from here to the attention
         may = ALWAYS_THREE and not given.get("is_causal") and not is_refused(stack, attention_mask)
@@ -100,23 +100,18 @@ class _Stack:
 
 
 def run_unpadded(
-    stack: Any,
-    batch: UnpaddedBatch,
-    input_ids: Any,
-    given: dict[str, Any],
-    run: Callable[[torch.Tensor], torch.Tensor],
-) -> Any:
-    """The outputs of an encoder without its padding.
+    stack: Any, input_ids: Any, given: dict[str, Any], run: Callable[[torch.Tensor], torch.Tensor]
+) -> BaseModelOutputWithPastAndCrossAttentions:
+    """The outputs of an encoder of tokens without padding, (1, T).
 
     Args:
         given: the arguments of its forward by name, but for `input_ids`.
         run: its blocks, from states (1, T, D) to such states.
     """
     vectors = given.get("inputs_embeds")
-    states = stack.embed_tokens(batch.remove(input_ids)) if vectors is None else batch.remove(vectors)
-    states = batch.restore(stack.dropout(stack.final_layer_norm(run(stack.dropout(states)))))
-    as_tuple = given.get("return_dict", stack.config.return_dict) is False
-    return (states,) if as_tuple else BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+    states = stack.embed_tokens(input_ids) if vectors is None else vectors
+    states = stack.dropout(stack.final_layer_norm(run(stack.dropout(states))))
+    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
 def is_refused(stack: Any, mask: torch.Tensor | None) -> bool:

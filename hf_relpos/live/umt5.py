@@ -29,7 +29,7 @@ class AcceleratedUMT5Stack(UMT5Stack):
             return states
 
         given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-        return run_unpadded(self, batch, input_ids, given, run)
+        return run_unpadded(self, input_ids, given, run)
 
 
 AcceleratedUMT5Stack.__name__ = UMT5Stack.__name__  # which `save_pretrained` writes as the architecture

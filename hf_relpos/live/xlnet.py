@@ -33,22 +33,20 @@ class AcceleratedXLNetModel(XLNetModel):
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
-        states = self.word_embedding(batch.remove(tokens)) if vectors is None else batch.remove(vectors)
+        states = self.word_embedding(tokens) if vectors is None else vectors
         states = self.dropout(states)
         longest = batch.groups[0].length
         distances = self.relative_positional_encoding(longest, longest, bsz=1, device=states.device)
         distances = self.dropout(distances)
         segments = None
         if given.get("token_type_ids") is not None:
-            kinds = batch.remove(given["token_type_ids"])[..., None]
+            kinds = given["token_type_ids"][..., None]
             types = kinds.unique()
             segments = (kinds == types).to(self.dtype) if len(types) > 1 else None  # (1, T, S)
         for layer in self.layer:
             # layers treat (1, T, D) as any (L, B, D)
             states = layer(states, None, batch, None, distances, segments)[0]
-        states = batch.restore(self.dropout(states))
-        as_tuple = given.get("return_dict", self.config.return_dict) is False
-        return (states,) if as_tuple else XLNetModelOutput(last_hidden_state=states)
+        return XLNetModelOutput(last_hidden_state=self.dropout(states))
 
 
 # `save_pretrained` of a model by itself writes this name as the architecture.

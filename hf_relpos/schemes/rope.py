@@ -24,9 +24,18 @@ NEEDED: dict[str, set[str]] = {
     "proportional": set(),
 }
 NUMBERS = (
-    "rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor beta_fast beta_slow "
-    "low_freq_factor high_freq_factor mscale mscale_all_dim"
-).split()
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "low_freq_factor",
+    "high_freq_factor",
+    "mscale",
+    "mscale_all_dim",
+)
 LISTS = ("short_factor", "long_factor")  # with a number for each plane
 ACCEPTED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(NUMBERS, is_number),
