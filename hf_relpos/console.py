@@ -5,7 +5,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Timer
 from typing import Any
 
 import typer
@@ -18,38 +17,19 @@ from rich.table import Table
 # Called as progress(stage, completed, total) during a long computation.
 ProgressCallback = Callable[[str, float, float], None]
 
-# Where there is no terminal: seconds before a line says what takes long, and between two lines of progress.
-FIRST_LINE_SECONDS, LINE_SECONDS = 0.5, 30.0
+LINE_SECONDS = 30.0  # between two lines of progress, where there is no terminal
 
 
 @contextmanager
 def spinner(what: str, visible: bool = True) -> Iterator[None]:
-    """A spinner on standard error while something takes long, removed at the end; without a terminal, one line.
+    """A spinner on standard error while something takes long, removed at the end; nothing without a terminal.
 
     Args:
         what: is done.
         visible: whether it is shown.
     """
-    console = Console(stderr=True, quiet=not visible)
-    with console.status(what), _late_line(console, what):
+    with Console(stderr=True, quiet=not visible).status(what):
         yield
-
-
-@contextmanager
-def _late_line(console: Console, what: str) -> Iterator[Timer]:
-    """Without a terminal, print a line unless the timer is cancelled, or all is over, before `FIRST_LINE_SECONDS`."""
-    timer = Timer(FIRST_LINE_SECONDS, _print_line, (console, f"{what} …"))
-    timer.daemon = True
-    if not (console.is_terminal or console.quiet):
-        timer.start()
-    try:
-        yield timer
-    finally:
-        timer.cancel()
-
-
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -68,23 +48,20 @@ def progress_bar(console: Console, visible: bool = True, first: str = "starting"
     """
     has_bar = visible and console.is_terminal
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with (
-        Progress(*columns, console=console, transient=True, disable=not has_bar) as bar,
-        _late_line(console if visible else Console(quiet=True), first) as late,
-    ):
+    with Progress(*columns, console=console, transient=True, disable=not has_bar) as bar:
         task = bar.add_task(first, total=None)  # it moves before anything is counted
         stage, due = first, 0.0
 
         def update(description: str, completed: float, total: float) -> None:
             nonlocal stage, due
-            late.cancel()
             if description != stage:
                 stage = description
                 bar.reset(task, description=description)
             bar.update(task, completed=completed, total=total)
             if visible and not has_bar and completed < total and time.monotonic() >= due:
                 due = time.monotonic() + LINE_SECONDS
-                _print_line(console, f"{description}: {100 * completed / total:.0f} %")
+                line = f"{description}: {100 * completed / total:.0f} %"
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield update
 

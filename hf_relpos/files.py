@@ -96,35 +96,6 @@ def check_writable(path: str | Path) -> None:
     probe.unlink()
 
 
-def check_output_file(path: Path, option: str) -> None:
-    """Check a file that an option of the command line names, before time is spent on its content.
-
-    Args:
-        option: such as `--json`.
-
-    Raises:
-        ValueError: for a folder, a path in a folder that does not exist, or one that cannot be written.
-    """
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ValueError(f"{option} {path}: is a folder, or its folder does not exist; give a file to write")
-    try:
-        check_writable(path)
-    except OSError as error:
-        raise ValueError(f"{option} {path}: could not be written ({error.strerror}); give a file elsewhere") from error
-
-
-def write_output_json(path: Path, content: Any) -> None:
-    """`write_json` to the file that the option `--json` names.
-
-    Raises:
-        ValueError: where it cannot be written.
-    """
-    try:
-        write_json(path, content)
-    except OSError as error:
-        raise ValueError(f"--json {path}: could not be written ({error.strerror}); give a file elsewhere") from error
-
-
 def _renamed(partial: Path, target: Path) -> bool:
     """Rename a folder, unless there is something at the target."""
     if target.exists():

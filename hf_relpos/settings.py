@@ -32,15 +32,3 @@ def setting(default: Any, help: str, accepts: Callable[[Any], bool], optional: b
 def options_of(kind: type[Any]) -> dict[str, Option]:
     """The settings of a dataclass by name, without the fields that are declared in another way."""
     return {field.name: field.metadata[OPTION] for field in dataclasses.fields(kind) if OPTION in field.metadata}
-
-
-def check_settings(settings: Any) -> None:
-    """Check the values of a dataclass of settings.
-
-    Raises:
-        ValueError: for the first value that is not accepted; names the field, its value and its help.
-    """
-    for name, option in options_of(type(settings)).items():
-        value = getattr(settings, name)
-        if not option.accepts(value):
-            raise ValueError(f"{name} = {value!r} is not accepted; {name}: {option.help}")

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertModel, set_seed
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.training import DistillationSettings, distil
+from hf_relpos.training import distil
 
 
 VOCABULARY, LIMIT = 20, 16
@@ -54,19 +54,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     teacher, student = pair()
-    report = distil(
-        student,
-        teacher,
-        texts(),
-        DistillationSettings(
-            steps=10,
-            batch_tokens=64,
-            learning_rate=1e-3,
-            table_learning_rate=1e-2,
-            trainer_arguments={"use_cpu": True, "ddp_backend": "gloo"},
-        ),
-    )
+    rates = {"learning_rate": 1e-3, "table_learning_rate": 1e-2}
+    report = distil(student, teacher, texts(), steps=10, batch_tokens=64, **rates, use_cpu=True, ddp_backend="gloo")
     if torch.distributed.get_rank() == 0:
         student.save_pretrained(folder / "student")
-        (folder / "report.json").write_text(json.dumps(report.to_dict()))
+        (folder / "report.json").write_text(
+            json.dumps({**vars(report), "processes": torch.distributed.get_world_size()})
+        )
     torch.distributed.destroy_process_group()

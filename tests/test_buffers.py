@@ -1,7 +1,6 @@
 """Buffers of remote code that Transformers 5 leaves uninitialised, against the model that was saved."""
 
 import copy
-import json
 import warnings
 
 import pytest
@@ -11,11 +10,9 @@ from errors import raises
 from sentence_transformers import CrossEncoder, SentenceTransformer, models as st
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
-from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import registration
-from hf_relpos.cli import app
 from hf_relpos.families import buffers
 
 
@@ -167,17 +164,6 @@ def test_a_load_warns_once(folder, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         folder[1]["RemoteModel"].__class__(folder[1]["RemoteModel"].config)  # not by a load
-
-
-@pytest.mark.filterwarnings("ignore:.*remote code")
-def test_inspect_names_them_where_it_may_run_the_code(folder, memory):
-    place = str(folder[0] / "RemoteModel")
-    done = CliRunner().invoke(app, ["inspect", place, "--trust-remote-code"])
-    assert done.exit_code == 0 and "fill_buffers(model)" in done.output and "uninitialised" in done.output, done.output
-    plain = CliRunner().invoke(app, ["inspect", place, "--json", "-"])
-    assert plain.exit_code == 0 and "--trust-remote-code" in json.loads(plain.stdout)["elsewhere"]
-    found = json.loads(CliRunner().invoke(app, ["inspect", place, "--trust-remote-code", "--json", "-"]).stdout)
-    assert TABLES == set(found["differences"]) and found["family"] == "remote_tables"
 
 
 class TablesConfig(PreTrainedConfig):

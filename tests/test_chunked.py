@@ -25,7 +25,7 @@ from hf_relpos import (
     attend,
     explain_backend,
 )
-from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks
+from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.backends.chunked import (
     chunked_attention,
     chunks as skewed,
@@ -533,9 +533,7 @@ def test_every_scheme_trains_as_with_eager(name):
 
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("name", thinned(SCHEMES))
-def test_transforms_of_functions_are_eagers(name, window, monkeypatch):
-    monkeypatch.setattr(window_blocks, "QUERIES", 1)
-    monkeypatch.setattr(window_blocks, "FEWEST", 1)
+def test_transforms_of_functions_are_eagers(name, window):
     model = tiny_model(RelPosBertModel, name, attention_window=window).double()
     inputs = {"input_ids": torch.randint(1, 50, (2, 16)), **extra_inputs(name, 2, 16)}
     weights = {key: value.detach() for key, value in model.named_parameters()}
@@ -694,22 +692,18 @@ def test_explanations_under_a_window():
     assert "takes chunked" in text and "attention_window = 4: chunked reads the keys in it and the global" in text
     shaw = tiny_config("shaw", attention_window=4)
     assert alone in explain_backend(shaw, 2, 700) and whole in explain_backend(shaw, 2, 700, output_attentions=True)
-    assert alone in explain_backend(tiny_config("t5", attention_window=4), 2, 700, "mps")
-    short = explain_backend(tiny_config("huang_m1", attention_window=4), 2, 544)
-    assert whole in short
-    assert alone in explain_backend(tiny_config("huang_m1", attention_window=4), 2, 545)
-    for name, said in {"eager": whole, "sdpa": alone, "flex_attention": whole}.items():
+    assert whole in explain_backend(tiny_config("t5", attention_window=4), 2, 700, "mps")
+    assert whole in explain_backend(tiny_config("huang_m1", attention_window=4), 2, 700)
+    for name in ("eager", "sdpa", "flex_attention"):
         model = tiny_model(RelPosBertModel, "t5", attention_window=4, attn_implementation=name)
-        assert said in explain_backend(model, 2, 700)
+        assert whole in explain_backend(model, 2, 700)
 
 
 def test_doctor(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(app, ["doctor", "--batch", "4", "--length", "512"])
+    result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0 and torch.__version__ in result.output
     assert all(name in result.output for name in SCHEMES) and "chunked" in result.output
     assert "not flex_attention" not in result.output and "GFLOP" not in result.output
     why = CliRunner().invoke(app, ["doctor", "--why"])
     assert "takes chunked" in why.output and "not flex_attention" in why.output and "GFLOP" in why.output
-    windowed = CliRunner().invoke(app, ["doctor", "--window", "64", "--length", "2048", "--why"])
-    assert "attention_window = 64: chunked" in windowed.output

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.cli import app
-from hf_relpos.cli.output import STDOUT, write_json
+from hf_relpos.cli.output import STDOUT, check_json, write_json
 from hf_relpos.evaluation.compare import compare_models
-from hf_relpos.files import check_output_file, write_output_json
 
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the key is remember it . cat sat mat red sun sky".split()
@@ -24,8 +23,6 @@ WORDS += [f"{n:02}" for n in range(10, 100)] + [f"##{n:03}" for n in range(1000)
 @pytest.fixture(autouse=True)
 def width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    # a line that says what takes long comes or not as other work on the machine has it
-    monkeypatch.setattr("hf_relpos.console.FIRST_LINE_SECONDS", 600.0)
 
 
 def test_json_has_no_nan(capsys):
@@ -80,14 +77,6 @@ def test_compare(folder, tmp_path):
     for words in ("128 *", "Cosine to the source", "Masked tokens, %", f"Verdict: {found['verdict']}."):
         assert words in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json"]
-    arguments = ("--text", folder / "text.txt", "--lengths", 48, "--window", 2, "--json", out)
-    result = run("compare", folder / "teacher", folder / "student", *arguments)
-    narrow = json.loads(out.read_text())["lengths"][0]
-    assert narrow["token_cosine"] != found["lengths"][1]["token_cosine"] and "attention_window = 2" in result.output
-    with pytest.raises(ValueError, match="attention_window = 0"):
-        compare_models(folder / "teacher", folder / "student", [folder / "text.txt"], window=0)
-    with pytest.raises(ValueError, match=r"--window 2: .* is not a model of hf_relpos"):
-        compare_models(folder / "teacher", folder / "teacher", [folder / "text.txt"], window=2)
 
 
 def test_compare_by_default(folder, monkeypatch):
@@ -130,7 +119,7 @@ def test_each_stage_is_told_to_its_end(folder):
         (("compare", "bare", "student", "--text", "text.txt"), "bare: no tokenizer could be loaded"),
         (
             ("compare", "small", "student", "--tokenizer", "teacher", "--text", "text.txt"),
-            "small has vocab_size = 50; give the",
+            "the model has vocab_size = 50; give the",
         ),
         (("compare", "nothing", "student", "--text", "text.txt"), "nothing: no such folder"),
         (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max'"),
@@ -150,9 +139,7 @@ def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    "check", [lambda path: check_output_file(path, "--json"), lambda path: write_output_json(path, {})]
-)
+@pytest.mark.parametrize("check", [check_json, lambda path: write_json(path, {})])
 def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, check):
     def refuse(self, *arguments, **keywords):
         raise OSError(errno.EROFS, "Read-only file system")

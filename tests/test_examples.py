@@ -603,24 +603,6 @@ def test_encode_reads_each_id_once(encode, data, tmp_path):
         encode(*flags)
 
 
-def test_lines_are_encoded_in_the_context_of_their_text(encode, tmp_path):
-    texts = ["the cat sat .\n\nit slept .", "a dog ran .", "?"]
-    write_lines(tmp_path / "texts.jsonl", [{"id": number, "text": text} for number, text in enumerate(texts)])
-    out = tmp_path / "out"
-    flags = ("--model_name_or_path", CHECKPOINT, "--data_files", tmp_path / "texts.jsonl", "--output_dir", out)
-    assert encode(*flags, "--late_chunking", "--precision", "float16")["after"] == 3
-    rows = rows_in(out)
-    assert {name: (row["begin"], row["end"]) for name, row in rows.items()} == {
-        "0": ([0, 15], [13, 25]),
-        "1": ([0], [11]),
-        "2": ([], []),
-    }
-    model = AutoModel.from_pretrained(CHECKPOINT).eval()
-    encoder = hf_relpos.evaluation.Encoder(model, AutoTokenizer.from_pretrained(CHECKPOINT))
-    expected = hf_relpos.evaluation.passage_vectors(encoder, texts[0], [(0, 13), (15, 25)]).numpy()
-    assert np.abs(np.array(rows["0"]["vector"]) - expected).max() < 1e-3 * np.abs(expected).max()
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.data.batching import BATCH_TOKENS, batch_indices
+from hf_relpos.data.batching import batch_indices
 from hf_relpos.data.masking import mask_rows
 from hf_relpos.evaluation import (
     Fidelity,
@@ -86,27 +86,24 @@ def test_fidelity_by_loop():
     teacher, student = bert(seed=1), tiny_model(RelPosBertModel, "tables")
     windows = rows(10, 7, 10)
     found = fidelity(teacher, student, {10: windows}).lengths[0]
-    tokens, sentences, quarters = [], [], [[], [], [], []]
+    tokens, sentences = [], []
     for row in windows:
         with torch.no_grad():
             one, other = (model(torch.tensor([row])) for model in (teacher, student))
         states = [out.last_hidden_state[0].double().numpy() for out in (one, other)]
         own = [cosine(states[0][i], states[1][i]) for i in range(len(row))]
         tokens += own
-        for i, value in enumerate(own):
-            quarters[4 * i // len(row)].append(value)
         sentences.append(cosine(states[0].mean(0), states[1].mean(0)))
     assert found.token_cosine == pytest.approx(np.mean(tokens), abs=1e-5)
     assert found.sentence_cosine == pytest.approx(np.mean(sentences), abs=1e-5)
-    assert found.token_cosine_by_quarter == pytest.approx([np.mean(part) for part in quarters], abs=1e-5)
 
 
-def test_neither_padding_nor_batch_size_matters():
+def test_neither_padding_nor_batch_size_matters(monkeypatch):
     teacher, student = bert(BertForMaskedLM, seed=1), tiny_model(RelPosBertForMaskedLM, "shaw")
     windows = {12: rows(12, 5, 9, 12, 3)}
-    whole, single = (
-        fidelity(teacher, student, windows, mask_token_id=MASK, batch_tokens=tokens) for tokens in (BATCH_TOKENS, 1)
-    )
+    whole = fidelity(teacher, student, windows, mask_token_id=MASK)
+    monkeypatch.setattr("hf_relpos.data.batching.rows_per_batch", lambda *sizes: 1)
+    single = fidelity(teacher, student, windows, mask_token_id=MASK)
     for one, other in zip(whole.lengths, single.lengths, strict=True):
         assert one.token_cosine == pytest.approx(other.token_cosine, abs=1e-6)
         assert one.sentence_cosine == pytest.approx(other.sentence_cosine, abs=1e-6)

@@ -162,8 +162,6 @@ WRONG = {
         {"input_ids": ids[:, :3], "position_ids": torch.tensor([[-(2**62), 2**62 - 1, 0]])},
         "position_ids of a row differ by more than",
     ),
-    "no documents": ({"input_ids": ids[:1], "cu_seq_lens_q": torch.tensor([8])}, "cu_seq_lens_q has shape"),
-    "list of documents": ({"input_ids": ids[:1], "cu_seq_lens_q": [0, 8]}, "cu_seq_lens_q is a list"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`kill -9`, Ctrl-C and a full disk at any file operation, request or moment of convert, export and push.
+"""`kill -9`, Ctrl-C and a full disk at any file operation or moment of convert and export.
 
 The target is then what it was before or whole, and doing it once more gives what an undisturbed run gives.
 """
@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
-import time
 import traceback
 import warnings
 from contextlib import suppress
@@ -18,15 +16,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fuzzing import attempt, examples
-from hub_server import HubServer
-from huggingface_hub import constants
 from hypothesis import given, strategies as st
 from oracles import tiny_sizes
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2Model
 
 from hf_relpos import convert, export_checkpoint
 from hf_relpos.attention import cpu_gemm
-from hf_relpos.conversion.push import plan_upload, push
 from hf_relpos.demo import CHECKPOINT, read_text
 
 
@@ -199,69 +194,3 @@ def test_folders(data, sources, undisturbed, tmp_path_factory):
         status, _ = in_child(lambda: OPERATIONS[name](root, sources), root)
         assert status == DONE and contents(root / "out") == expected
     shutil.rmtree(root)
-
-
-class EndingHub(HubServer):
-    """A Hub that sends its client a signal at one of its requests, before it looks at it or before it answers."""
-
-    client, count = 0, 0
-    at, number, looks = 0, signal.SIGKILL, True
-
-    def handle(self, method, target, headers, body):
-        self.count += 1
-        if self.count != self.at:
-            return super().handle(method, target, headers, body)
-        answer = super().handle(method, target, headers, body) if self.looks else None
-        os.kill(self.client, self.number)
-        time.sleep(0.1)
-        return answer or super().handle("GET", "/nothing", headers, b"")
-
-
-def upload(folder, hub, told):
-    """Push, in a process that knows this Hub alone and tells its number."""
-    constants.HF_HUB_OFFLINE, constants.ENDPOINT, constants.HF_HUB_DISABLE_XET = False, hub.url, True
-    os.environ |= {"HF_TOKEN": hub.token, "no_proxy": "127.0.0.1"}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.write(told, str(os.getpid()).encode())
-    os.close(told)
-    push(plan_upload(folder, "user/model"))
-
-
-def push_in_child(folder, hub):
-    heard, told = os.pipe()
-    listener = threading.Thread(target=lambda: setattr(hub, "client", int(os.read(heard, 20))))
-    listener.start()
-    status, _ = in_child(lambda: upload(folder, hub, told), folder)
-    listener.join()
-    os.close(heard), os.close(told)
-    return status
-
-
-@examples(few=2, share=0.1, shrink=False)
-@given(data=st.data())
-def test_push(data, sources):
-    """The folder stays as it was; the Hub has all of it or nothing, and has it all after one more push."""
-    folder = sources / "converted"
-    before = contents(folder), (folder / "README.md").read_bytes()
-    with EndingHub() as hub:
-        hub.at = data.draw(st.integers(1, 6), label="at")
-        hub.number = data.draw(st.sampled_from([signal.SIGKILL, signal.SIGINT]))
-        hub.looks = data.draw(st.booleans(), label="looks")
-        with attempt(f"{'killed' if hub.number == signal.SIGKILL else 'interrupted'}: push"):
-            status = push_in_child(folder, hub)
-            disturbed = hub.count >= hub.at
-            assert status == (
-                {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: INTERRUPTED}[hub.number] if disturbed else DONE
-            )
-            there = set(hub.files("user/model")) if hub.repos else set()
-            hub.at = 0
-            assert push_in_child(folder, hub) == DONE
-            files = hub.files("user/model")
-            assert there <= {".gitattributes"} or there == set(files)
-            for name, content in files.items():
-                if name == "README.md":
-                    assert content == before[1].replace(b'("PATH"', b'("user/model"')
-                elif name != ".gitattributes":
-                    assert content == (folder / name).read_bytes()
-            assert set(files) - {".gitattributes"} == set(before[0])
-            assert (contents(folder), (folder / "README.md").read_bytes()) == before

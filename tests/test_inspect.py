@@ -123,7 +123,7 @@ def test_inspect_other_tensors_than_the_class_has(tmp_path):
     with raises(ConversionError, "nobody_knows"):
         written(tensors, model_type="nobody_knows")
     found = written(tensors, model_type="nobody_knows", auto_map={"AutoModel": "modeling.Model"})
-    assert "has no class" in found.elsewhere and "--trust-remote-code" in found.elsewhere
+    assert "has no class" in found.elsewhere and "check_loaded(model)" in found.elsewhere
 
 
 NEZHA = {

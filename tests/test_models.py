@@ -425,28 +425,17 @@ def test_packed_documents_with_an_empty_cache(name, backend):
     assert difference(together[:, 4:], last_state(model, ids[:, 4:])) <= 1e-5
 
 
-@pytest.mark.parametrize("position_ids", [True, False])
 @pytest.mark.parametrize("backend", ["relpos", "eager", "sdpa"])
 @pytest.mark.parametrize("name", ["absolute", "relative_key", "transformer_xl", "rope"])
-def test_batches_of_the_flattening_collator(name, backend, position_ids):
+def test_batches_of_the_flattening_collator(name, backend):
     model = tiny_model(RelPosBertForMaskedLM, name, attn_implementation=backend)
     rows = [{"input_ids": token_ids(1, length)[0].tolist()} for length in (4, 2, 5)]
-    collate = DataCollatorWithFlattening(
-        return_position_ids=position_ids, return_flash_attn_kwargs=True, return_tensors="pt"
-    )
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")
     batch = collate(rows)
     with torch.no_grad():
         together = model(**{key: value for key, value in batch.items() if key != "labels"}).logits[0]
         alone = torch.cat([model(torch.tensor([row["input_ids"]])).logits[0] for row in rows])
     assert difference(together, alone) <= 1e-5
-
-
-def test_wrong_cu_seq_lens():
-    model = tiny_model(RelPosBertModel, "relative_key")
-    with raises(ValueError, "cu_seq_lens_q", "(3,)"):
-        model(token_ids(2, 5), cu_seq_lens_q=torch.tensor([0, 2, 5]))
-    with raises(ValueError, "cu_seq_lens_q", 4, 5):
-        model(token_ids(1, 5), cu_seq_lens_q=torch.tensor([0, 2, 4]))
 
 
 # Decoders --------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def teacher(tmp_path_factory):
 
 def test_conversion_is_measured(teacher, tmp_path, monkeypatch):
     bench = import_script("bench_conversion")
-    monkeypatch.setitem(bench.STUDENTS, "fast", {"quality": "fast", "method_options": {"steps": 4}})
+    monkeypatch.setitem(bench.STUDENTS, "fast", {"method_options": {"steps": 4}})
     files = [f"--{name}={teacher / file}" for name, file in (("source", "teacher"), ("train-text", "train.txt"))]
     files += [f"--eval-text={teacher / 'held.txt'}", f"--sts={teacher / 'pairs.tsv'}", f"--out={tmp_path}"]
     bench.main([*files, *"--students fast --lengths 8 16 --window-tokens 128".split()])

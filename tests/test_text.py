@@ -142,33 +142,12 @@ def test_an_error_shows_the_beginning_of_a_long_line(tmp_path):
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("kind", [str, Path])
-@pytest.mark.parametrize("address", ["https://example.org/a.txt", "https://example.org/corpus", "hf://datasets/a/b"])
-def test_addresses_are_not_read(address, kind):
-    with pytest.raises(TextError, match=f"text = '{address}'"):
-        list(read_texts(kind(address)))
-
-
-@pytest.mark.parametrize("name", ["nothing.txt", "./nothing", "/nothing/there", "a/b/c/d", "nothing.txt.gz"])
-def test_a_path_is_not_taken_for_a_dataset(name):
-    with pytest.raises(TextError, match="there is no such file; check the path"):
+@pytest.mark.parametrize(
+    "name", ["nothing.txt", "./nothing", "/nothing/there", "user/dataset", "https://example.org/a.txt"]
+)
+def test_read_texts_of_a_missing_file(name):
+    with pytest.raises(TextError, match=r"there is no such file; check the path\..*load_dataset"):
         list(read_texts(name))
-
-
-def test_a_name_with_a_dot_may_be_a_dataset(monkeypatch):
-    import sys
-    from types import SimpleNamespace
-
-    asked = []
-
-    def load_dataset(name, configuration, split, streaming):
-        asked.append((name, configuration, split, streaming))
-        return iter([{"text": "a"}, {"text": "b"}])
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert list(read_texts("user/corpus-1.5:train")) == ["a", "b"]
-    assert next(read_texts("user/corpus-1.5/en:test")) == "a"
-    assert asked == [("user/corpus-1.5", None, "train", True), ("user/corpus-1.5", "en", "test", True)]
 
 
 def test_the_parts_of_a_text_share_no_passage():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from errors import raises
 from oracles import extra_inputs, tiny_model
 from selection import FEATURE_SCHEMES
 from transformers import DataCollatorWithFlattening
@@ -27,7 +28,7 @@ def texts_of(lengths):
 @EVERY_SCHEME
 @torch.no_grad()
 def test_texts_in_one_row_are_as_each_alone(scheme, backend, none_too_short):
-    """All that the collator gives is passed on, position ids or not."""
+    """All that the collator gives is passed on; without its position ids it would be one text."""
     texts = texts_of(LENGTHS)
     model = tiny_model(RelPosBertModel, scheme, backend)
     alone = torch.cat([model(text[None], **extra_inputs(scheme, 1, len(text)))[0][0] for text in texts])
@@ -36,7 +37,8 @@ def test_texts_in_one_row_are_as_each_alone(scheme, backend, none_too_short):
     assert {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "position_ids"} <= batch.keys()
     torch.testing.assert_close(model(**batch)[0][0], alone, atol=1e-5, rtol=0)
     del batch["position_ids"]
-    torch.testing.assert_close(model(**batch)[0][0], alone, atol=1e-5, rtol=0)
+    with raises(ValueError, "cu_seq_lens_q", "position_ids"):
+        model(**batch)
 
 
 @EVERY_SCHEME

@@ -27,7 +27,6 @@ from transformers import AutoTokenizer
 from wording import TEXTS, VOCABULARY, tokenizer
 
 from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel, convert
-from hf_relpos.evaluation import Encoder, passage_vectors
 
 
 A_FEW_SCHEMES = pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
@@ -79,21 +78,6 @@ def assert_trained(trainer, expected):
 
 
 # Sentence encoders -----------------------------------------------------------------------------------------------
-
-
-def test_passages_of_a_sentence_encoder(tmp_path):
-    """Their vectors are means of the token embeddings that the encoder has of the whole text."""
-    saved_model(RelPosBertModel, "shaw", tmp_path / "model")
-    sentences = SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    text, borders = " ".join(TEXTS), []
-    for each in TEXTS:
-        start = borders[-1][1] + 1 if borders else 0
-        borders.append((start, start + len(each)))
-    vectors = passage_vectors(Encoder(sentences.transformers_model, sentences.tokenizer), text, borders)
-    states = sentences.encode(text, output_value="token_embeddings", show_progress_bar=False)[1:-1]
-    counts = [len(sentences.tokenizer(each, add_special_tokens=False).input_ids) for each in TEXTS]
-    assert sum(counts) == len(states)
-    agree(vectors, torch.stack([part.mean(0) for part in states.split(counts)]))
 
 
 @A_FEW_SCHEMES

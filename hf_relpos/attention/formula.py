@@ -22,13 +22,13 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from .context import AttentionContext
 from .masks import finite, is_visible
-from .tracing import is_transformed, may_read
+from .tracing import is_traced, is_transformed, may_read
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ def featurewise_scores(
     """Compute Σ_c q_ic k_jc g_{r,c}: the content score with a gain for every feature.
 
     There is no factorised form, since the gain differs from pair to pair and from feature to feature. This takes L·K·d
-    multiplications, while q·A takes R·L·d in one matrix product. The features are taken one at a time, forward and
-    backward, so that memory holds a few (B, H, L, K) tensors and none that is d times as large.
+    multiplications, while q·A takes R·L·d in one matrix product. The features are taken one at a time, and computed
+    again in the backward, so that memory holds a few (B, H, L, K) tensors and none that is d times as large.
 
     Args:
         query: (B, H, L, d).
@@ -231,46 +231,18 @@ def featurewise_scores(
     Returns:
         (B, H, L, K) in the dtype of `query`.
     """
-    inputs = query, key, table.rows.to(query.dtype), table.index(context)[:, 0]
-    return _featurewise(*inputs) if is_transformed() else _FeaturewiseScores.apply(*inputs)
+    index, precise = table.index(context)[:, 0], torch.promote_types(query.dtype, torch.float32)  # (1 or B, L, K)
 
+    def share(q: torch.Tensor, k: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        """The share of one feature, (B, H, L, K), of its values in queries, keys and gains."""
+        by_pair = gain.to(precise).index_select(1, index.flatten()).unflatten(1, index.shape)
+        return by_pair.transpose(0, 1) * q[..., :, None] * k[..., None, :]
 
-def _featurewise(query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """`featurewise_scores` of rows (H or 1, R, d) and an index (1 or B, L, K), with the gradients of autograd."""
-    precise = torch.promote_types(query.dtype, torch.float32)
     total = query.new_zeros((), dtype=precise)
-    for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
-        factor = gain.to(precise)[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
-        total = total + factor * q[..., :, None] * k[..., None, :]
+    keeps_all = is_traced() or is_transformed() or not torch.is_grad_enabled()
+    for each in zip(query.unbind(-1), key.unbind(-1), table.rows.to(query.dtype).unbind(-1), strict=True):
+        total = total + (share(*each) if keeps_all else checkpoint(share, *each, use_reentrant=False))
     return total.to(query.dtype)
-
-
-class _FeaturewiseScores(torch.autograd.Function):
-    """`_featurewise`. Autograd would keep the share of every feature. Sums are made in float32 at least."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor, index: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(query, key, rows, index)
-        return _featurewise(query, key, rows, index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, rows, index = ctx.saved_tensors
-        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-        by_query, by_key, by_row = [], [], []
-        for q, k, gain in zip(query.unbind(-1), key.unbind(-1), rows.unbind(-1), strict=True):
-            q, k = q.to(gradient.dtype), k.to(gradient.dtype)
-            gain = gain[:, index].transpose(0, 1)  # (1 or B, H or 1, L, K)
-            weighed = gradient * gain
-            by_query.append((weighed * k[..., None, :]).sum(-1))
-            by_key.append((weighed * q[..., :, None]).sum(-2))
-            by_pair = (gradient * q[..., :, None] * k[..., None, :]).sum_to_size(gain.shape).transpose(0, 1)
-            empty = gradient.new_zeros(rows.shape[:2])
-            by_row.append(empty.index_add(1, index.flatten(), by_pair.flatten(1)))
-        gradients = zip((query, key, rows), (by_query, by_key, by_row), strict=True)
-        return *(torch.stack(parts, dim=-1).to(whole.dtype) for whole, parts in gradients), None
 
 
 def position_values(probabilities: torch.Tensor, terms: Terms, context: AttentionContext) -> torch.Tensor | None:

@@ -31,7 +31,7 @@ import torch
 
 from .call import AttentionCall, Finish
 from .context import AttentionContext
-from .formula import TABLE_FIELDS, Table, content_scale, total_of
+from .formula import TABLE_FIELDS, Table, content_scale, content_vectors, total_of
 
 
 TURN = 1 << 24  # steps of a full turn; a float32 can represent every one of them
@@ -161,11 +161,8 @@ def _augmented_vectors(
     The shape is (B, H, N, …), but in memory the heads of a token are adjacent, as projections leave them and fused
     kernels return them.
     """
-    terms, context, query, key, device = call.terms, call.context, call.query, call.key, call.query.device
-    if terms.rotate is not None:
-        query = terms.rotate(query, context.query_positions(device))
-        key = terms.rotate(key, context.key_positions(device))
-    content = query if terms.content_bias is None else query + terms.content_bias[:, None].to(query.dtype)
+    context, device = call.context, call.query.device
+    content, query, key = content_vectors(call.query, call.key, call.terms, context)
     content, query, key, value = (vectors.transpose(1, 2) for vectors in (content, query, key, call.value))
     some = next(table for tables in fourier.values() for table in tables)
     of_queries = _phases(some, context.query_positions(device), query)

@@ -71,53 +71,16 @@ def main(
     """Relative and rotary positions for Transformers 5: load, convert and check BERT-like encoders."""
 
 
-# The end of the help of each command.
-EXAMPLES = {
-    "convert": (
-        "hf-relpos convert google-bert/bert-base-uncased OUT --text novels.txt",
-        "hf-relpos convert ROBERTA OUT --text a.txt --method-option length=2048",
-        "hf-relpos convert google-bert/bert-base-uncased OUT --scheme t5",
-    ),
-    "export": (
-        "hf-relpos export OUT STOCK",
-        "hf-relpos export OUT STOCK --overwrite",
-        "hf-relpos export OUT STOCK --json -",
-    ),
-    "push": (
-        "hf-relpos push OUT USER/NAME",
-        "hf-relpos push OUT USER/NAME --yes --private",
-        "hf-relpos push OUT USER/NAME --json -",
-    ),
-    "optimize": (
-        "hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt",
-        "hf-relpos optimize BAAI/bge-reranker-base --text queries.txt --precision int8",
-    ),
-    "run": (
-        "hf-relpos run -- uvicorn app:app --port 8000",
-        "hf-relpos run --precision int8 -- python encode.py",
-        "hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app",
-    ),
-    "compare": (
-        "hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt",
-        "hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048",
-        "hf-relpos compare SOURCE OUT --text abstracts.jsonl --field abstract",
-    ),
-}
-
-
 def _add(function: Callable[..., None], **settings: Any) -> None:
-    """A command of the function's name; its help is the docstring, by paragraph, and examples if there are some."""
-    name = function.__name__
-    # a line break would be one in the help, too; in the epilog, a blank line is a line break
+    """A command of the function's name; its help is the docstring, by paragraph."""
+    # a line break would be one in the help, too
     paragraphs = [" ".join(each.split()) for each in (function.__doc__ or "").split("\n\n")]
-    epilog = "\n\n".join(("Examples:", *EXAMPLES[name])) if name in EXAMPLES else None
-    app.command(name, help="\n\n".join(paragraphs), epilog=epilog, **settings)(function)
+    app.command(function.__name__, help="\n\n".join(paragraphs), **settings)(function)
 
 
 # In the order of the help.
 _add(checkpoints.convert)
 _add(checkpoints.export)
-_add(checkpoints.push)
 _add(information.inspect)
 _add(information.schemes)
 _add(information.families)

@@ -1,4 +1,4 @@
-"""Commands that write or upload checkpoints: `convert`, `export`, `push`, `demo`."""
+"""Commands that write checkpoints: `convert`, `export`, `demo`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from ..console import plain_errors, plain_warnings, spinner, timed_step
 from ..data.text import check_texts
 from ..families.paths import check_free, check_source
-from .options import TEXT, Fields, JsonFile, Overwrite, SkipUnreadable, advanced, parse_options
+from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -34,7 +34,7 @@ def convert(
         typer.Option(
             metavar="NAME",
             help="Position scheme of the result; `hf-relpos schemes` lists them. Default: that of a relative source; "
-            "for absolute sources relative_key, with --text harmonic, with --faithful tables.",
+            "for absolute sources relative_key, with --text harmonic. tables is closer to the source and slower.",
         ),
     ] = None,
     option: Annotated[
@@ -51,20 +51,16 @@ def convert(
     ] = None,
     method_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of the method, such as length=2048 or steps=1000; repeatable."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of the method, such as length=2048, or steps=150 (faster) or 1000 (closer); repeatable.",
+        ),
     ] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="With --text: fastest conversion, slightly less close to the source.")
-    ] = False,
-    faithful: Annotated[
-        bool, typer.Option("--faithful", help="With --text: closest to the source, slower to convert and to run.")
-    ] = False,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help=f"{TEXT} The conversion learns from it, without labels. Repeatable."),
     ] = None,
     field: Fields = None,
-    skip_unreadable: SkipUnreadable = False,
     seed: Annotated[int, advanced("Random seed.")] = 0,
     architecture: Annotated[
         str | None,
@@ -93,19 +89,20 @@ def convert(
 
     Exit codes: 2 for an error that you can correct (nothing is written); 3 if the result is poor by its own check (it
     is written), unless --force is given.
+
+    Examples:
+
+    hf-relpos convert google-bert/bert-base-uncased OUT --text novels.txt
+
+    hf-relpos convert ROBERTA OUT --text a.txt --method-option length=2048
+
+    hf-relpos convert google-bert/bert-base-uncased OUT --scheme t5
     """
     with plain_errors(OPTIONS), plain_warnings():
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
         if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
-            raise ValueError("--text '' is empty; give a file, a folder or a Hub dataset")
-        if fast and faithful:
-            raise ValueError("--fast and --faithful are mutually exclusive")
-        preset = "--fast" if fast else "--faithful" if faithful else ""
-        if preset and method not in (None, "distil"):
-            raise ValueError(f"{preset} is a preset of --method distil, not {method}; leave one of them out")
-        if preset and not text:
-            raise ValueError(f"{preset} requires --text FILE (a few hundred sentences are enough)")
+            raise ValueError("--text '' is empty; give a file or a folder")
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")
@@ -114,7 +111,7 @@ def convert(
             from ..conversion import convert
             from ..conversion.terminal import print_report
 
-        hide_loading_bars(downloads=False)
+        hide_loading_bars()
         report = convert(
             source,
             out,
@@ -122,10 +119,8 @@ def convert(
             position_options=options,
             method=method,
             method_options=method_options,
-            quality=preset[2:] or None,
             texts=[Path(each) for each in text] if text else None,
             field=field or "text",
-            skip_unreadable=skip_unreadable,
             seed=seed,
             architecture=architecture,
             revision=revision,
@@ -148,7 +143,16 @@ def export(
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Write a model in the layout of its original architecture, so that Transformers alone can load it."""
+    """Write a model in the layout of its original architecture, so that Transformers alone can load it.
+
+    Examples:
+
+    hf-relpos export OUT STOCK
+
+    hf-relpos export OUT STOCK --overwrite
+
+    hf-relpos export OUT STOCK --json -
+    """
     with plain_errors(), plain_warnings():
         check_free(out, overwrite)
         check_json(json_file)
@@ -165,37 +169,6 @@ def export(
             soft_wrap=True,
         )
         write_json(json_file, {"out": str(out), "architecture": name})
-
-
-def push(
-    folder: Annotated[Path, typer.Argument(help="Folder of a converted or trained model.")],
-    repository: Annotated[str, typer.Argument(help="user/name on the Hub; created if it does not exist.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, nothing leaves this machine.")] = False,
-    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
-    json_file: JsonFile = None,
-) -> None:
-    """List the files to upload to the Hub, and their problems; with --yes, upload them.
-
-    Only files of a checkpoint are uploaded. The exit code is 2 if there are problems, such as local paths or an access
-    token in a file.
-    """
-    with plain_errors():
-        check_json(json_file)
-        with spinner(LOADING):
-            from ..conversion.push import plan_upload, push as push_upload
-            from ..conversion.terminal import print_upload
-
-        console = console_for(json_file)
-        with spinner("checking the files"):
-            upload = plan_upload(folder, repository)
-        print_upload(upload, console)
-        address = push_upload(upload, private) if yes else None
-        last = f"uploaded: {address}" if address else "nothing was uploaded; add --yes to upload"
-        console.print(last, markup=False, highlight=False, soft_wrap=True)
-        found = {"folder": str(upload.folder), "repository": repository, "uploaded": address}
-        write_json(json_file, {**found, **{name: getattr(upload, name) for name in ("files", "left_out", "problems")}})
-    if upload.problems:
-        raise typer.Exit(2)
 
 
 def demo(

@@ -12,9 +12,6 @@ from .output import LOADING, check_json, console_for, hide_loading_bars, write_j
 
 
 def doctor(
-    batch: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4,
-    length: Annotated[int, typer.Option(help="Tokens of a row.", min=1)] = 512,
-    window: Annotated[int, typer.Option(help="attention_window of the models; 0 for none.", min=0)] = 0,
     why: Annotated[
         bool,
         typer.Option("--why", help="Also print why other backends are rejected, and how fast libraries multiply."),
@@ -39,7 +36,7 @@ def doctor(
         if check:
             failed = _print_checks(console, devices, versions, json_file)
             raise typer.Exit(code=int(failed > 0))
-        backends = _print_backends(console, batch, length, window, devices, why)
+        backends = _print_backends(console, devices, why)
         write_json(json_file, {"versions": versions, "backends": backends})
 
 
@@ -91,9 +88,7 @@ def _print_checks(console: Console, devices: list[str], versions: dict[str, str]
     return failed
 
 
-def _print_backends(
-    console: Console, batch: int, length: int, window: int, devices: list[str], why: bool
-) -> list[dict[str, Any]]:
+def _print_backends(console: Console, devices: list[str], why: bool) -> list[dict[str, Any]]:
     from .. import SCHEMES, RelPosBertConfig, explain_backend
 
     names: dict[tuple[str, str], list[str]] = {}  # schemes by device and explanation
@@ -101,12 +96,11 @@ def _print_backends(
     with spinner("asking the backends"):
         for device in devices:
             for name in SCHEMES:
-                config = RelPosBertConfig(position_embedding_type=name, attention_window=window or None)
-                explanation = explain_backend(config, batch, length, device)
+                explanation = explain_backend(RelPosBertConfig(position_embedding_type=name), 4, 512, device)
                 taken = explanation.partition("\n")[0].partition(" takes ")[2] or explanation
                 names.setdefault((device, explanation), []).append(name)
                 shown.setdefault((device, explanation if why else taken), []).append(name)
-    table = new_table("device", "attention", f"schemes (BERT-base, {batch} × {length} tokens)", show_lines=why)
+    table = new_table("device", "attention", "schemes (BERT-base, 4 × 512 tokens)", show_lines=why)
     for (device, text), alike in shown.items():
         table.add_row(device, Text(text), ", ".join(alike))
     console.print(table)

@@ -9,7 +9,7 @@ from ..console import plain_errors, plain_warnings, progress_bar, spinner
 from ..data.text import check_texts
 from ..families.paths import check_source
 from .checkpoints import OPTIONS
-from .options import TEXT, Fields, JsonFile, SkipUnreadable, advanced
+from .options import TEXT, Fields, JsonFile, advanced
 from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
 
 
@@ -20,19 +20,24 @@ def compare(
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may have been trained on it. Repeatable.")
     ],
     field: Fields = None,
-    skip_unreadable: SkipUnreadable = False,
     lengths: Annotated[str | None, typer.Option(metavar="LENGTHS", help="Lengths, such as 64,256,1024.")] = None,
     pooling: Annotated[str | None, advanced("Pooling: mean or cls; default: the source's.", metavar="NAME")] = None,
     tokenizer: Annotated[
         str | None, advanced("Folder or repository of the tokenizer; default: the source's.", metavar="NAME")
     ] = None,
     tokens: Annotated[int, advanced("Approximate number of tokens of text for each length.", min=1)] = 4096,
-    window: Annotated[
-        int | None, advanced("attention_window of the converted model; default: its configuration's.", min=1)
-    ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure how close a converted model is to its source."""
+    """Measure how close a converted model is to its source.
+
+    Examples:
+
+    hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt
+
+    hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048
+
+    hf-relpos compare SOURCE OUT --text abstracts.jsonl --field abstract
+    """
     with plain_errors(OPTIONS), plain_warnings():
         for name in (teacher, student):
             check_source(name)
@@ -54,8 +59,6 @@ def compare(
                 pooling=pooling,
                 tokenizer=tokenizer,
                 tokens=tokens,
-                window=window,
-                skip_unreadable=skip_unreadable,
                 progress=progress,
             )
         print_comparison(results, console)

@@ -10,7 +10,7 @@ from ..console import new_table, plain_errors, spinner
 from ..families.errors import abbreviate
 from ..families.paths import check_source
 from .options import JsonFile
-from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars, write_json
+from .output import LOADING, STDOUT, check_json, console_for, write_json
 
 
 # What the list says of `out_of_range`.
@@ -20,12 +20,6 @@ PAST = {"clip": "last row", "zero": "no term", "extrapolate": "computed"}
 def inspect(
     source: Annotated[str, typer.Argument(help="Folder or Hub repository of a checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the Hub repository.")] = None,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="Run the checkpoint's code, and compare what it loads with the files."
-        ),
-    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Describe a checkpoint, what Transformers alone does with it, and the command that converts it."""
@@ -38,44 +32,13 @@ def inspect(
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
         found: dict[str, Any] = asdict(inspect_checkpoint(source, revision))
-        if trust_remote_code:
-            found["differences"] = _differences(source, revision)
         write_json(json_file, found)
     found["tables"] = abbreviate(found["tables"], 1) or "none"
-    if trust_remote_code:
-        found["differences"] = (
-            _by_cause(found["differences"]) or "every tensor is as in the files, or as in a new model"
-        )
     titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "command": "run"}
-    titles |= {"refused": "not converted", "differences": "with its code"}
+    titles |= {"refused": "not converted"}
     for name, value in found.items():
         if value:
             typer.echo(f"{titles.get(name, name):16}{value}", err=json_file == STDOUT)
-
-
-def _differences(source: str, revision: str | None) -> dict[str, str]:
-    """Cause and remedy of what is wrong in a model, by tensor, after a load by its own code, which is run."""
-    import transformers
-    from transformers import PreTrainedConfig
-
-    from ..families.family import first_class
-    from ..families.loaded import check_loaded
-
-    hide_loading_bars()
-    config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
-    known = sorted(name for name in config.get("auto_map") or () if name.startswith("AutoModel"))  # AutoModel first
-    kind = getattr(transformers, known[0] if known else first_class(config), transformers.AutoModel)
-    model = kind.from_pretrained(source, revision=revision, trust_remote_code=True)
-    return {name: str(finding) for name, finding in check_loaded(model).items()}
-
-
-def _by_cause(findings: dict[str, str]) -> str:
-    """Findings in one line for each cause."""
-    names: dict[str, list[str]] = {}
-    for name, finding in findings.items():
-        names.setdefault(finding, []).append(name)
-    lines = (f"{abbreviate(each, 1)}: {text}" for text, each in names.items())
-    return f"\n{'':16}".join(lines)
 
 
 def schemes(
@@ -113,15 +76,11 @@ def schemes(
 
 
 def _by_use() -> list[str]:
-    """All schemes: those of conversions and defaults, then those of published checkpoints, then the others."""
-    from ..families.registry import FAMILIES
-    from ..families.table import positions
-    from ..schemes.registry import DEFAULT_SCHEME, GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
+    """All schemes, those of conversions and defaults first."""
+    from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
 
-    first = (PLAIN_SCHEME, DEFAULT_SCHEME, GENERAL_SCHEME, STOCK_SCHEME)
-    published = " ".join(positions(name, family) for name, family in FAMILIES.items())
-    others = sorted(SCHEMES.keys() - first, key=lambda name: (f"`{name}`" not in published, name))
-    return [*first, *others]
+    first = (PLAIN_SCHEME, DEFAULT_SCHEME, STOCK_SCHEME)
+    return [*first, *(name for name in SCHEMES if name not in first)]
 
 
 def _describe_scheme(scheme: Any) -> dict[str, Any]:

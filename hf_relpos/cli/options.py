@@ -16,15 +16,11 @@ def advanced(help: str, *names: str, metavar: str | None = None, **settings: Any
     return typer.Option(*names, rich_help_panel=ADVANCED, metavar=metavar, help=help, **settings)
 
 
-TEXT = "Text: a .txt, .jsonl, .tsv or .csv file, compressed or not, a folder of these, or a Hub dataset."
-FIELD = "Key or column in .jsonl, .tsv, .csv and datasets; default 'text'. Repeat it to give one for each text."
+TEXT = "Text: a .txt, .jsonl, .tsv or .csv file, compressed or not, or a folder of these."
+FIELD = "Key or column in .jsonl, .tsv and .csv; default 'text'. Repeat it to give one for each text."
 JSON = "Write the result to a JSON file; with -, to standard output, and all other output to standard error."
 JsonFile = Annotated[Path | None, advanced(JSON, "--json", metavar="FILE")]
 Fields = Annotated[list[str] | None, advanced(FIELD, metavar="KEY")]
-SkipUnreadable = Annotated[
-    bool,
-    advanced("Leave out text files without the field, or that are not text, with a warning.", "--skip-unreadable"),
-]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing OUT, after success, if it contains only a checkpoint.")
 ]

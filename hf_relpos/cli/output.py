@@ -3,11 +3,16 @@
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
+
+from .. import files
+from ..files import check_writable
 
 
 # Shown while a command imports its modules.
@@ -22,23 +27,41 @@ def console_for(json_file: Path | None) -> Console:
 
 
 def check_json(json_file: Path | None) -> None:
-    """Reject a JSON file that cannot be written, before its content is computed."""
-    if json_file not in (None, STDOUT):
-        from ..files import check_output_file
+    """Check the file of `--json`, if there is one, before time is spent on its content.
 
-        check_output_file(json_file, "--json")
+    Raises:
+        ValueError: for a folder, a path in a folder that does not exist, or one that cannot be written.
+    """
+    if json_file is None or json_file == STDOUT:
+        return
+    if json_file.is_dir() or not json_file.absolute().parent.is_dir():
+        raise ValueError(f"--json {json_file}: is a folder, or its folder does not exist; give a file to write")
+    with _writing(json_file):
+        check_writable(json_file)
 
 
 def write_json(json_file: Path | None, content: Any) -> None:
-    """Write the content to the file of `--json`, if there is one."""
+    """Write the content to the file of `--json`, if there is one.
+
+    Raises:
+        ValueError: where it cannot be written.
+    """
     content = _without_nan(content)
     if json_file == STDOUT:
         is_unicode = "utf" in (sys.stdout.encoding or "").lower()
         typer.echo(json.dumps(content, indent=2, ensure_ascii=not is_unicode))
     elif json_file is not None:
-        from ..files import write_output_json
+        with _writing(json_file):
+            files.write_json(json_file, content)
 
-        write_output_json(json_file, content)
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Context in which an error of the file system names the option and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"--json {path}: could not be written ({error.strerror}); give a file elsewhere") from error
 
 
 def _without_nan(content: Any) -> Any:
@@ -50,16 +73,12 @@ def _without_nan(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def hide_loading_bars(downloads: bool = True) -> None:
-    """Turn off the progress bars of Transformers, which are visible for moments only.
-
-    Args:
-        downloads: also turn off those of downloads, for commands with their own progress bar.
-    """
+def hide_loading_bars() -> None:
+    """Turn off the progress bars of Transformers, which are visible for moments only; those of downloads stay."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
     shown = not are_progress_bars_disabled()
     logging.disable_progress_bar()
-    if shown and not downloads:
+    if shown:
         enable_progress_bars()

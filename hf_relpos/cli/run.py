@@ -43,6 +43,14 @@ def run(
 
     The program is not changed; its exit code and signals are its own. Programs that it starts are optimized, too.
     Python options that ignore the environment (-E, -I, -S) do not work.
+
+    Examples:
+
+    hf-relpos run -- uvicorn app:app --port 8000
+
+    hf-relpos run --precision int8 -- python encode.py
+
+    hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app
     """
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
@@ -58,7 +66,7 @@ def run(
 def optimize(
     name: Annotated[str, typer.Argument(help="Folder or Hub repository of an encoder or a reranker.")],
     text: Annotated[
-        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 256 are read. Repeatable.")
+        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 64 are read. Repeatable.")
     ],
     field: Fields = None,
     precision: PrecisionOption = Precision.float32,
@@ -71,6 +79,12 @@ def optimize(
     """Measure what optimize gains on this CPU for your own texts: seconds and outputs, before and after.
 
     Nothing is written. To use it, call hf_relpos.optimize(model) in your program, or start it with hf-relpos run.
+
+    Examples:
+
+    hf-relpos optimize sentence-transformers/all-MiniLM-L6-v2 --text queries.txt
+
+    hf-relpos optimize BAAI/bge-reranker-base --text queries.txt --precision int8
     """
     with plain_errors(OPTIONS), plain_warnings():
         check_source(name)
@@ -84,5 +98,7 @@ def optimize(
         hide_loading_bars()
         logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
         gain = measure_gain(name, text, field or "text", str(precision), str(padding), trust_remote_code)
-        console_for(json_file).print(str(gain), markup=False, highlight=False, soft_wrap=True)
-        write_json(json_file, vars(gain))
+        before, after = gain["seconds"]
+        lines = f"{gain['model']}, {gain['rows']} texts\n{gain['report']}\n{before / after:.2f} times as fast"
+        console_for(json_file).print(lines, markup=False, highlight=False, soft_wrap=True)
+        write_json(json_file, gain)

@@ -7,19 +7,17 @@ model in memory, `exact` or `learn` fit its positions, `verify` and `held_out` c
 
 from ..families.errors import ConversionError, PoorConversionWarning
 from .export import export_checkpoint
-from .methods import METHODS, QUALITIES, Method, Quality
+from .methods import METHODS, Method
 from .pipeline import convert
 from .report import ConversionReport, Step
 
 
 __all__ = [
     "METHODS",
-    "QUALITIES",
     "ConversionError",
     "ConversionReport",
     "Method",
     "PoorConversionWarning",
-    "Quality",
     "Step",
     "convert",
     "export_checkpoint",

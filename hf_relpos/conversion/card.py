@@ -1,8 +1,6 @@
 """The model card of a conversion, README.md."""
 
-import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .folder import is_sentence_encoder
-from .methods import DEFAULT_QUALITY, METHODS, QUALITIES
+from .methods import METHODS
 from .plan import Conversion
 from .report import ConversionReport
 
@@ -24,6 +22,7 @@ from .report import ConversionReport
 # Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
 # The Hub's task name of each head that has one, and the usual name of such a model.
+OTHER = (None, "text encoder")
 TASKS = {
     "AutoModel": ("feature-extraction", "text encoder"),
     "AutoModelForPreTraining": ("fill-mask", "masked language model"),
@@ -33,8 +32,6 @@ TASKS = {
     "AutoModelForTokenClassification": ("token-classification", "token classifier"),
     "AutoModelForQuestionAnswering": ("question-answering", "question answering model"),
 }
-# Where a card names the folder; `push` puts the name of the repository there.
-PLACEHOLDER = "PATH"
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
@@ -90,8 +87,8 @@ def model_card(
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(report, config, limit)),
         "## How it was made",
-        *_text(report),
-        f"```\n{command(report)}\n```",
+        _text(report),
+        f"```python\n{command(report)}\n```",
         " · ".join(f"{name} {version}" for name, version in report.versions.items())
         + ". `conversion.json` has every tensor, option and figure.",
     ]
@@ -99,85 +96,35 @@ def model_card(
 
 
 def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
-    """The metadata for the Hub: origin, licence, task and text.
+    """The metadata for the Hub: origin, licence and task.
 
     There is no model-index, because the agreement with the source is not the result of a task.
 
     Args:
         source: from `source_metadata`.
     """
-    task = "sentence-similarity" if sentence_transformers else _task(report)[0]
+    task = "sentence-similarity" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[0]
     if "architecture" not in report.arguments:
         task = source.get("pipeline_tag", task)
-    texts = report.arguments.get("texts", [])
     return ModelCardData(
         base_model=report.source if report.revision else None,
         base_model_relation="finetune" if report.revision else None,  # the Hub's relation for new weights
         library_name="sentence-transformers" if sentence_transformers else "transformers",
         pipeline_tag=task,
-        datasets=list(dict.fromkeys(name for text in texts if (name := hub_dataset(text)))) or None,
         tags=["hf_relpos", "relative-position"],
         **{key: value for key, value in source.items() if key != "pipeline_tag"},
     )
 
 
-def hub_dataset(text: str) -> str | None:
-    """The Hub repository of a text in a report, `user/name/configuration:split`; None for a file."""
-    parts = text.partition(":")[0].split("/")
-    return "/".join(parts[:2]) if len(parts) > 1 and all(parts[:2]) else None
-
-
-def _task(report: ConversionReport) -> tuple[str | None, str]:
-    """The Hub's task of the result, if it has one, and what a visitor calls the model."""
-    return TASKS.get(report.auto_class, (None, "text encoder"))
-
-
 def command(report: ConversionReport) -> str:
-    """A command line that repeats the conversion; a local source and files are named without their folders."""
-    arguments = report.arguments
-    words = ["hf-relpos", "convert", _name(report, full=True), "OUT"]
-    options, scheme = arguments.get("method_options", {}), arguments.get("position_embedding_type")
-    if report.quality is None:
-        words += ["--method", arguments["method"]]
-    else:  # by the preset, and what differs from it
-        words += [f"--{report.quality}"] * (report.quality != DEFAULT_QUALITY)
-        preset = QUALITIES[report.quality]
-        options = {key: value for key, value in options.items() if preset.method_options.get(key) != value}
-        scheme = None if scheme == preset.scheme else scheme
-    words += ["--scheme", scheme] if scheme else []
-    words += _options("--option", arguments.get("position_options", {}))
-    words += _options("--method-option", options)
-    if "texts" in arguments:
-        words += [word for name in arguments["texts"] or ["TEXT"] for word in ("--text", name)]
-    fields = arguments.get("field", [])
-    words += [word for name in ([fields] if isinstance(fields, str) else fields) for word in ("--field", name)]
-    for key in ("seed", "architecture", "revision"):
-        if key in arguments:
-            words += [f"--{key}", str(arguments[key])]
-    words += [flag for flag in ("--skip-unreadable", "--allow-pickle") if flag[2:].replace("-", "_") in arguments]
-    return shlex.join(words)
-
-
-def _options(flag: str, options: Mapping[str, Any]) -> list[str]:
-    """Options for the command line, such as `["--option", "clip=32"]`."""
-    return [word for key, value in options.items() for word in (flag, f"{key}={_as_json(value)}")]
-
-
-def _as_json(value: Any) -> str:
-    """A value as JSON; text that is not valid JSON is not quoted."""
-    if isinstance(value, str):
-        try:
-            json.loads(value)
-        except ValueError:
-            return value
-    return json.dumps(value, ensure_ascii=False)
+    """The call that repeats the conversion; a local source and files are named without their folders."""
+    given = [f"{name}={'documents' if value == [] else repr(value)}" for name, value in report.arguments.items()]
+    return f"hf_relpos.convert({', '.join([repr(_name(report, full=True)), repr('OUT'), *given])})"
 
 
 def _name(report: ConversionReport, full: bool = False) -> str:
     """The Hub repository, or the name of the folder; without `full` only the repository's name."""
-    if report.revision and full:
-        return report.source
-    return last_name(report.source)
+    return report.source if report.revision and full else last_name(report.source)
 
 
 def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
@@ -185,7 +132,7 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
     source = f"`{_name(report)}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
-    kind = "sentence encoder" if sentence_transformers else _task(report)[1]
+    kind = "sentence encoder" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[1]
     lines = [("How close", _how_close(report)), ("How long", report.notes[0] if report.notes else "")]
     if (speed := report.details.get("speed")) is not None:
         took, source_took = (f"{1e3 * speed[name]:,.0f} ms" for name in ("result", "source"))
@@ -205,100 +152,71 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
 
 def _how_close(report: ConversionReport) -> str:
     """One sentence on the agreement with the source."""
-    if report.fidelity is not None:
-        inside = [entry for entry in report.fidelity.lengths if entry.reference == "teacher"]
-        ends = list({entry.length: entry for entry in (*inside[:1], *inside[-1:])}.values())
-        figures = " and ".join(f"{entry.sentence_cosine:.3f} at {entry.length:,} tokens" for entry in ends)
-        cosine = f"Cosine of its sentence vectors to the source's on held-out text: {figures}. " if ends else ""
-        return f"{cosine}Verdict: {report.verdict}."
+    if report.verdict:
+        return f"Verdict on held-out text: {report.verdict}."
     if report.difference is not None:
         return f"Its outputs equal the source's, to {report.difference:.1e} of the largest output."
-    return f"Not measured: {METHODS[report.method].help}."
+    why = report.details.get("fidelity", {}).get("skipped")
+    return f"Not measured{f' ({why})' if why else ''}. `hf-relpos compare SOURCE OUT --text held-out.txt` measures it."
 
 
 def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool) -> list[str]:
     """The section about loading the model; arguments as in `model_card`."""
-    auto = report.auto_class
-    load, imported = f"{auto}.from_pretrained", f"from transformers import {auto}"
+    auto, trust = report.auto_class, ", trust_remote_code=True" if config.save_code else ""
+    code = ["import hf_relpos"] * (not config.save_code)
     if sentence_transformers:
-        load, imported = "SentenceTransformer", "from sentence_transformers import SentenceTransformer"
-    loads = {"model": load}
-    if not sentence_transformers and report.has_tokenizer:
-        imported += ", AutoTokenizer"
-        loads["tokenizer"] = "AutoTokenizer.from_pretrained"
-
-    def lines(arguments: str, note: str) -> list[str]:
-        first, *rest = (f'{name} = {call}("{PLACEHOLDER}"{arguments})' for name, call in loads.items())
-        return [imported, "", f"{first}  # {note}", *rest]
-
-    here = _python(["import hf_relpos", *lines("", "this folder, or its name on the Hub")])
-    parts = ["## Use", here]
+        code += ["from sentence_transformers import SentenceTransformer", ""]
+        code += [f'model = SentenceTransformer("PATH"{trust})  # this folder, or its name on the Hub']
+    else:
+        tokenizer = report.has_tokenizer
+        code += [f"from transformers import {auto}{', AutoTokenizer' * tokenizer}", ""]
+        code += [f'model = {auto}.from_pretrained("PATH"{trust})  # this folder, or its name on the Hub']
+        # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
+        code += [f'tokenizer = AutoTokenizer.from_pretrained("PATH"{trust})'] * tokenizer
+    parts = ["## Use", "\n".join(["```python", *code, "```"])]
+    runs = "This runs the code saved with the weights, unless hf_relpos was imported before."
+    parts.append(runs if config.save_code else "It requires hf_relpos.")
     if not (config.has_absolute_table or config.attention_window):
-        argument = f"attention_window={max(1, limit // 2)}"
+        argument, more = f"attention_window={max(1, limit // 2)}", ""
         if sentence_transformers:
             argument = f'config_kwargs={{"attention_window": {max(1, limit // 2)}}}'
-        long = f"For texts beyond that length, load it with `{argument}`"
-        parts.append(long + (" and raise `model.max_seq_length`." if sentence_transformers else "."))
-    if not config.save_code:
-        return [*parts, "It requires hf_relpos."]
-    # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
-    elsewhere = lines(", trust_remote_code=True", "runs the code saved with the weights")
-    return [*parts, "Without hf_relpos:", _python(elsewhere)]
+            more = " and raise `model.max_seq_length`"
+        parts.append(f"For texts beyond that length, load it with `{argument}`{more}.")
+    return parts
 
 
-def _python(lines: Sequence[str]) -> str:
-    return "\n".join(["```python", *lines, "```"])
-
-
-def _text(report: ConversionReport) -> list[str]:
-    preset = "" if report.quality is None else f"Quality `{report.quality}`: {QUALITIES[report.quality].help}."
-    lines = [*filter(None, [preset]), f"Method `{report.method}`: {METHODS[report.method].help}."]
+def _text(report: ConversionReport) -> str:
+    """The method, and the text that it learnt from."""
+    lines = [f"Method `{report.method}`: {METHODS[report.method].help}."]
     if (text := report.details.get("text")) is not None:
         lines.append(f"{report.text_in_words} to the tokenizer.")
         if (distilled := report.details.get("distillation")) is not None:
-            computed = report.details.get("computed", {})
+            computed = report.details["computed"]
             lines.append(
-                f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens"
-                + (
-                    ", the student in {student}, the source in {teacher}, on {on}.".format(**computed)
-                    if computed
-                    else "."
-                )
+                f"Distilled for {distilled['steps']:,} steps on {distilled['tokens']:,} tokens, the student in "
+                f"{computed['student']}, the source in {computed['teacher']}, on {computed['on']}."
             )
         lines += [f"Note: {note}." for note in text["notes"]]
-    return ["\n".join(lines)]
+    return "\n".join(lines)
 
 
 def _fidelity(report: ConversionReport) -> list[str]:
-    lines = ["## How close it is"]
-    measured = report.fidelity
-    if measured is not None:
-        masked = any(entry.masked for entry in measured.lengths)
-        columns = ["tokens", "token", "sentence"]
-        columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
-        rows = []
-        for entry in measured.lengths:
-            rows.append([f"{entry.length:,}", *entry.cosine_cells, *(entry.masked_cells if masked else ())])
-        lines += [
-            "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source, on passages of "
-            "the text below that were not trained on."
-            + (" The last columns are about predictions of masked tokens." if masked else ""),
-            markdown_table(columns, rows),
-            *([f"{report.pairs_in_words}."] if report.pairs_in_words else []),
-            f"**Verdict: {report.verdict}.**",
-        ]
-    elif report.difference is not None:
-        lines.append(
-            f"Its outputs equal the source's: the largest difference on a random batch is {report.difference:.1e} of "
-            "the largest output."
-        )
-    else:
-        why = report.details.get("fidelity", {}).get("skipped")
-        lines.append(
-            f"Not measured{f' ({why})' if why else ''}. "
-            "`hf-relpos compare SOURCE OUT --text held-out.txt` measures it."
-        )
-    return lines
+    """The section with the agreement by length, if it was measured."""
+    if report.fidelity is None:
+        return []
+    entries = report.fidelity.lengths
+    masked = any(entry.masked for entry in entries)
+    columns = ["tokens", "token", "sentence"]
+    columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
+    rows = [[f"{entry.length:,}", *entry.cosine_cells, *(entry.masked_cells if masked else ())] for entry in entries]
+    return [
+        "## How close it is",
+        "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source, on passages of the "
+        "text below that were not trained on."
+        + (" The last columns are about predictions of masked tokens." if masked else ""),
+        markdown_table(columns, rows),
+        *([f"{report.pairs_in_words}."] if report.pairs_in_words else []),
+    ]
 
 
 def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:

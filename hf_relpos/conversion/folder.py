@@ -8,7 +8,7 @@ in `0_Transformer`. The result loads as a SentenceTransformer, after `import hf_
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -246,28 +246,17 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     Raises:
         ConversionError: for files that do not belong to a checkpoint, and a folder without a checkpoint.
     """
-    refuse_other_files(out, other_files(folder))
+    if others := other_files(folder):
+        raise ConversionError(
+            f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
+            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
+        )
     encoder = folder / _layout(folder).encoder
     files = sorted(path.name for path in folder.iterdir())
     if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
         raise ConversionError(
             f"out = '{out}' is not overwritten: its files ({abbreviate(files, 10)}) are not a checkpoint, since "
             "config.json or safetensors are missing. Move them, or choose another folder"
-        )
-
-
-def refuse_other_files(out: str | Path, others: Iterable[str]) -> None:
-    """
-    Args:
-        others: paths in `out` that do not belong to a checkpoint.
-
-    Raises:
-        ConversionError: if there are any.
-    """
-    if others := list(others):
-        raise ConversionError(
-            f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
-            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
         )
 
 
@@ -294,17 +283,13 @@ def check_apart(source: str | Path, target: Path) -> None:
             raise ConversionError(f"out = '{target}' lies in the source, '{source}'; choose a folder outside of it")
 
 
-def other_files(folder: Path, known: Iterable[str] = KNOWN) -> list[str]:
-    """Relative paths, sorted, of files in a folder that do not belong to a checkpoint.
-
-    Args:
-        known: patterns of the names of a checkpoint's files.
-    """
+def other_files(folder: Path) -> list[str]:
+    """Relative paths, sorted, of files in a folder that do not belong to a checkpoint."""
     layout = _layout(folder)
-    patterns = {"": [*known, *own_files(folder)]}
+    patterns = {"": [*KNOWN, *own_files(folder)]}
     patterns |= {name: [*MODULE_FILES] for name in layout.modules}
     if layout.encoder:
-        patterns[layout.encoder] = [*known, *own_files(folder / layout.encoder)]
+        patterns[layout.encoder] = [*KNOWN, *own_files(folder / layout.encoder)]
     folders = {folder, *(folder / name for name in patterns)}
     folders |= {parent for name in patterns for parent in (folder / name).parents if folder in parent.parents}
     found = []
@@ -341,23 +326,3 @@ def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tupl
         else:
             shutil.copyfile(path, partial / path.name)
     return tuple(path.name for path in files)
-
-
-def left_out(top: Path, layout: Layout, copied: Iterable[str]) -> tuple[str, ...]:
-    """Relative paths in the folder of a source that were neither converted nor copied.
-
-    Args:
-        copied: relative paths.
-    """
-    folder = top / layout.encoder
-    weights = list(folder.glob("model*.safetensors")) or [
-        path for pattern in PICKLED_FILES for path in folder.glob(pattern)
-    ]
-    read = {path.relative_to(top).as_posix() for path in (*weights, folder / "config.json", folder / INDEX)}
-    made = {REPORT, *(str(Path(layout.encoder, name)) for name in own_files(folder))}
-    done = {*copied, *read, *made, MODULES, CARD}
-    used = {"", layout.encoder, *layout.modules}
-    folders = {parent for name in used for parent in (top / name, *(top / name).parents)}
-    found = [path for name in used if (top / name).is_dir() for path in (top / name).iterdir() if path not in folders]
-    names = {path.relative_to(top).as_posix() + "/" * path.is_dir() for path in found}
-    return tuple(sorted(names - done))

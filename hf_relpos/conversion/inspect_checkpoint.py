@@ -149,8 +149,8 @@ def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: 
         return said
     return (
         f"{said}. Its remote code: Transformers leaves buffers uninitialised that are computed when the model is "
-        "built. --trust-remote-code runs it here and compares what it loads with the files, as "
-        "hf_relpos.check_loaded(model) does; hf_relpos.fill_buffers(model) fills the buffers"
+        "built. After a load, hf_relpos.check_loaded(model) compares the model with the files, and "
+        "hf_relpos.fill_buffers(model) fills the buffers"
     )
 
 

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from ..data.batching import pad_rows
 from ..data.text import TextError
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
-from ..evaluation.loading import find_tokenizer
+from ..evaluation.loading import load_tokenizer
+from ..families.checkpoint import conversion_errors
 from ..families.errors import ConversionError
 from ..families.names import is_scheme
 from ..live.optimize import optimize
@@ -25,7 +26,7 @@ from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .build import build_teacher, fold
 from .held_out import held_out_fidelity, processor_name, speed
 from .plan import Conversion
-from .texts import SHORT_STEPS, TOO_FEW, learning_windows, shared_first_token, window_lengths
+from .texts import SHORT_STEPS, learning_windows, shared_first_token
 
 
 # Learning rates, by the sentence cosine of all-MiniLM-L6-v2 with `harmonic` on held-out passages, 400 steps of 512
@@ -57,7 +58,8 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
 
 def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
     """Train, measure the agreement and the speed, and say which tensors have changed."""
-    tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size)
+    with conversion_errors():
+        tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
     if conversion.window is not None:
         model.config.attention_window = conversion.window
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -102,26 +104,7 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
         raise ConversionError(
             "is_decoder = True: method = 'distil' supports encoders only; choose method = 'keep' or 'drop'"
         )
-    if options.distil_tokens is not None and options.distil_tokens < TOO_FEW:
-        raise ConversionError(
-            f"method_options['distil_tokens'] = {options.distil_tokens} is too few to learn from; give at least "
-            f"{TOO_FEW}, or leave it out"
-        )
-    length, window = options.length, options.window
-    fitted = max(window_lengths(limit))
-    if length is not None and length < limit and length <= fitted:
-        raise ConversionError(
-            f"method_options['length'] = {length} has no effect: training always uses rows of up to {fitted} tokens; "
-            f"leave it out, or give more than {limit}, the limit of the source"
-        )
-    longest = max(fitted, length or 0)
-    if window is not None and window >= longest - 1 and longest <= limit:
-        raise ConversionError(
-            f"method_options['window'] = {window} has no effect on training rows of at most {longest} tokens; give "
-            f"less than {longest - 1}, or longer rows with 'length', or leave it out and set attention_window when "
-            "you load the result"
-        )
-    tokens = options.tokens_to_distil
+    length, tokens = options.length, options.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:
         raise ConversionError(
             f"method_options['length'] = {length} is too long for {tokens} training tokens: half of them do not fill "
@@ -138,7 +121,7 @@ def _distil(
     progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Train the student in place and add `text` to the details; returns the report of the training."""
-    from ..training import DistillationSettings, distil  # imports the Trainer
+    from ..training import distil  # imports the Trainer
     from ..training.losses import DEFAULT_LOSSES
 
     options, limit = conversion.options, conversion.limit
@@ -153,18 +136,19 @@ def _distil(
     if has_mlm_head(student):
         losses["logits"] = 1.0
     is_long = (options.length or 0) > limit  # a step on rows past the source's limit after each `SHORT_STEPS` steps
-    settings = DistillationSettings(
-        steps=options.steps + -(-options.steps // SHORT_STEPS) * is_long,
-        batch_tokens=options.batch_tokens,
-        learning_rate=LEARNING_RATE * WIDTH / student.config.hidden_size,
-        table_learning_rate=TABLE_LEARNING_RATE,
-        losses=losses,
-        seed=conversion.given.seed,
-        trainer_arguments={"use_cpu": True} if conversion.device.type == "cpu" else {},
-    )
-    console.print(f"distilling: {settings.steps} steps on {windows.tokens:,} tokens", highlight=False)
+    settings: dict[str, Any] = {
+        "steps": options.steps + -(-options.steps // SHORT_STEPS) * is_long,
+        "batch_tokens": options.batch_tokens,
+        "learning_rate": LEARNING_RATE * WIDTH / student.config.hidden_size,
+        "table_learning_rate": TABLE_LEARNING_RATE,
+        "losses": losses,
+        "seed": conversion.given.seed,
+    }
+    console.print(f"distilling: {settings['steps']} steps on {windows.tokens:,} tokens", highlight=False)
+    on_cpu: dict[str, Any] = {"use_cpu": True} if conversion.device.type == "cpu" else {}
     with _frozen(student, words="logits" not in losses), torch.enable_grad():
-        return distil(student, teacher, rows, settings, progress=progress).to_dict()
+        report = distil(student, teacher, rows, progress=progress, **settings, **on_cpu)
+    return {**asdict(report), "settings": settings}
 
 
 @contextmanager
@@ -214,27 +198,3 @@ def _fold(
     inputs, mask = pad_rows([row for row in windows.ids if len(row) <= limit][:COUNTED_WINDOWS], 0)
     hidden = teacher.base_model(input_ids=inputs, attention_mask=mask.long()).last_hidden_state[mask.bool()]
     decoder.bias[first_token] -= (predictions.transform(hidden) @ (words[first_token] - before)).mean()
-
-
-def load_tokenizer(folder: Path, vocab_size: int) -> Any:
-    """Load the tokenizer of the source.
-
-    Args:
-        folder: folder of the source.
-        vocab_size: vocabulary size of the source.
-
-    Raises:
-        ConversionError: for a folder without a tokenizer, and a tokenizer with more tokens.
-    """
-    tokenizer, reason = find_tokenizer(folder, local_files_only=True)
-    if reason:
-        raise ConversionError(
-            f"{folder}: the tokenizer cannot be loaded ({reason}), but the method requires it; add its files to the "
-            "folder (`tokenizer.save_pretrained`)"
-        )
-    if len(tokenizer) > vocab_size:
-        raise ConversionError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens, but vocab_size = {vocab_size}; add the files of "
-            "the tokenizer that the model was trained with"
-        )
-    return tokenizer

@@ -1,14 +1,17 @@
-"""The choices of a conversion: methods with their options, presets, and the arguments of `convert`."""
+"""The choices of a conversion: methods with their options, and the arguments of `convert`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..families.errors import ConversionError
-from ..schemes.registry import GENERAL_SCHEME, PLAIN_SCHEME, SCHEMES
+from ..schemes.registry import SCHEMES
 from ..schemes.scheme import Option, Scheme, is_count
 from ..settings import options_of, setting
+
+
+TOO_FEW = 500  # tokens of text, below which nothing can be learnt
 
 
 def is_share(value: Any) -> bool:
@@ -29,8 +32,8 @@ class DistilOptions:
     batch_tokens: int = setting(512, "tokens in a step of the distillation; a positive integer", is_count)
     distil_tokens: int | None = setting(
         None,
-        "tokens of text to distil on; a positive integer, or None for as many as the steps read",
-        is_count,
+        f"tokens of text to distil on; an integer from {TOO_FEW} on, or None for as many as the steps read",
+        lambda value: is_count(value) and value >= TOO_FEW,
         optional=True,
     )
     length: int | None = setting(
@@ -148,32 +151,8 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
 
 
 @dataclass(frozen=True)
-class Quality:
-    """A preset of `distil`: defaults for scheme and options.
-
-    Attributes:
-        help: one line for reports.
-        scheme: scheme of the result.
-        method_options: options of the method.
-    """
-
-    help: str
-    scheme: str
-    method_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-DEFAULT_QUALITY = "default"
-# Agreement and time of each: docs/results/benchmarks/conversion.md.
-QUALITIES = {
-    "fast": Quality("fastest conversion, slightly less close to the source", PLAIN_SCHEME, {"steps": 150}),
-    DEFAULT_QUALITY: Quality("close to the source, and nearly as fast", PLAIN_SCHEME, {"steps": 400}),
-    "faithful": Quality("closest to the source; slower to convert and to run", GENERAL_SCHEME, {"steps": 1000}),
-}
-
-
-@dataclass(frozen=True)
 class Arguments:
-    """The arguments of `convert`; in a `Conversion`, completed by the preset and with the method that was chosen."""
+    """The arguments of `convert`; in a `Conversion`, with the method that was chosen."""
 
     source: str | Path
     out: str | Path
@@ -181,10 +160,8 @@ class Arguments:
     position_options: Mapping[str, Any] | None
     method: Any
     method_options: Mapping[str, Any] | None
-    quality: str | None
     texts: str | Path | Iterable[str | Path] | None
     field: str | Sequence[str]
-    skip_unreadable: bool
     seed: int
     architecture: str | None
     revision: str | None

@@ -21,7 +21,7 @@ from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
 from .card import write_card
 from .configurations import resolved_options
-from .folder import REPORT, check_target, copy_companions, left_out, new_folder
+from .folder import REPORT, check_target, copy_companions, new_folder
 from .learn import learn
 from .methods import Arguments
 from .plan import Conversion, plan_conversion
@@ -48,10 +48,8 @@ def convert(
     position_options: Mapping[str, Any] | None = None,
     method: str | None = None,
     method_options: Mapping[str, Any] | None = None,
-    quality: str | None = None,
     texts: str | Path | Iterable[str | Path] | None = None,
     field: str | Sequence[str] = "text",
-    skip_unreadable: bool = False,
     seed: int = 0,
     architecture: str | None = None,
     revision: str | None = None,
@@ -70,24 +68,20 @@ def convert(
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
         out: folder to write. It also gets a report, `conversion.json`, a model card, `README.md`, and the modules of a
             sentence-transformers folder.
-        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for that of `quality`;
-            without a quality, `harmonic` for `distil`, else the source's relative scheme, else `relative_key`. MPNet
-            also keeps its T5 bias.
+        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for `harmonic` if the method
+            is `distil`, else the source's relative scheme, else `relative_key`. MPNet also keeps its T5 bias.
         position_options: options of that scheme.
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
             `distil` (start relative terms at zero and train the model on `texts` to reproduce the source; also for
-            relative sources), `exact` (for relative sources only: keep tables and outputs). None for that of
-            `quality`; without a quality, `exact` for a relative source, else `keep`.
-        method_options: options of the method: keys of `METHODS[method].options`.
-        quality: a preset, key of `hf_relpos.conversion.QUALITIES`, which sets scheme, method and their options if they
-            are not given: `fast`, `default` or `faithful`. None for `default` if there are `texts` and no method,
-            otherwise for no preset.
+            relative sources), `exact` (for relative sources only: keep tables and outputs). None for `exact` if the
+            source is relative, else `distil` if there are `texts`, else `keep`.
+        method_options: options of the method: keys of `METHODS[method].options`. For `distil`, `{"steps": 150}` is
+            faster and a little less close; the scheme `tables` with `{"steps": 1000}` is closer and slower.
         texts: for a method that learns from text: one path or several, read by `hf_relpos.data.read_texts`, each with
             the same share of the tokens; or documents (strings). In a list, strings that name existing files are
-            paths; give a Hub dataset as a Path. An iterator of documents is read once, up to 100 million characters.
-        field: key or column of the text in .jsonl, .tsv and .csv files and Hub datasets; one for all, or one for each
-            of `texts`.
-        skip_unreadable: leave out, with a warning, text files without that field, or that are not text.
+            paths. An iterator of documents is read once, up to 100 million characters. Of a Hub dataset, give a
+            column: `load_dataset(name, split="train")["text"]`.
+        field: key or column of the text in .jsonl, .tsv and .csv files; one for all, or one for each of `texts`.
         seed: random seed, 0 to 2³² − 1.
         architecture: class with the head to keep; by default the class in config.json.
         revision: branch, tag or commit of a Hub repository.
@@ -168,7 +162,6 @@ def _report(
         architecture=conversion.head.source,
         converted_to=type(model).__name__,
         method=given.method,
-        quality=given.quality,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
         method_options=asdict(conversion.options),
@@ -195,17 +188,16 @@ def _write(
     Raises:
         ConversionError: for a tensor that differs after reloading.
     """
-    layout, top = conversion.layout, conversion.top
+    layout = conversion.layout
     encoder = folder / layout.encoder
     model.save_pretrained(encoder)
     files = [str(Path(layout.encoder, file)) for file in copy_companions(conversion.source.folder, encoder, model)]
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     compare_tensors(model, reloaded, renamed, report.steps)
-    files += layout.copy(top, folder)
+    files += layout.copy(conversion.top, folder)
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
-    others = () if report.revision else left_out(top, layout, files)
-    report = replace(report, files=tuple(files), left_out=others)
+    report = replace(report, files=tuple(files))
     if layout.listed and not report.has_tokenizer:
         report = replace(report, notes=(*report.notes, NO_TOKENIZER))
     return report, reloaded

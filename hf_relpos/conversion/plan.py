@@ -17,10 +17,10 @@ from ..families.names import is_table
 from ..families.recognition import CheckpointSpec, Head, choose_head, recognise
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import scheme_parts
-from ..schemes.scheme import nearest
+from ..schemes.scheme import check_options, nearest
 from .configurations import source_config, target_config
 from .folder import Layout, check_apart, locate
-from .methods import DEFAULT_QUALITY, METHODS, QUALITIES, Arguments, Method
+from .methods import METHODS, Arguments, Method
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ class Conversion:
 
         Files are named without folders; documents given in Python have no names.
         """
-        given, paths = self.given, [text for text in self.texts or () if isinstance(text, Path)]
-        names = [path.name if os.path.exists(path.expanduser()) else str(path) for path in paths]
+        given, names = self.given, [text.name for text in self.texts or () if isinstance(text, Path)]
         arguments = {
             "position_embedding_type": given.position_embedding_type,
             "position_options": given.position_options,
@@ -134,7 +133,6 @@ class Conversion:
             "method_options": given.method_options,
             "texts": None if self.texts is None else names,
             "field": None if given.field == "text" else given.field,
-            "skip_unreadable": given.skip_unreadable or None,
             "seed": given.seed if self.method.learns else None,
             "architecture": given.architecture,
             "revision": self.source.revision,
@@ -169,7 +167,7 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     spec = recognise(folder, saved, tensor_names(folder, given.allow_pickle))
     head = choose_head(spec, folder, given.architecture)
     spec = spec.with_head(head.source)
-    given = choose_method(choose_quality(given, spec), spec, folder)
+    given = choose_method(given, spec, folder)
     texts = check_text(given)
     options, device = resolve_options(given), check_device(given)
     own = source_config(folder, spec)
@@ -178,48 +176,15 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     return Conversion(given, target, checkpoint, top, layout, spec, head, own, config, options, texts, device)
 
 
-def choose_quality(given: Arguments, spec: CheckpointSpec) -> Arguments:
-    """Complete the arguments by a preset: the given one, or the default if there is text but no method.
-
-    Raises:
-        ConversionError: for an unknown preset, a method that does not learn, and a preset that lacks text.
-    """
-    name, has_text = given.quality, given.texts is not None
-    if name is None:
-        if not has_text or given.method is not None or not spec.absolute:  # a relative source is converted exactly
-            return given
-        name = DEFAULT_QUALITY
-    if name not in QUALITIES:
-        raise ConversionError(
-            f"quality = {name!r} is unknown{nearest(name, QUALITIES)}; known: {', '.join(QUALITIES)}"
-        )
-    if given.method is not None and not METHODS[given.method].learns:
-        raise ConversionError(
-            f"quality = {name!r} cannot be combined with method = {given.method!r}, which does not learn; leave one "
-            "of them out"
-        )
-    if not has_text:
-        raise ConversionError(f"quality = {name!r} requires `texts` (a few hundred sentences are enough)")
-    preset, scheme, options = QUALITIES[name], given.position_embedding_type, given.method_options
-    if options is None or isinstance(options, Mapping):  # anything else is rejected later
-        options = {**preset.method_options, **(options or {})}
-    return replace(
-        given,
-        quality=name,
-        method="distil",
-        position_embedding_type=preset.scheme if scheme is None else scheme,
-        method_options=options,
-    )
-
-
 def choose_method(given: Arguments, spec: CheckpointSpec, folder: Path) -> Arguments:
-    """Complete the arguments by the method: the given one, or by default the one that keeps the outputs.
+    """Complete the arguments by the method: the given one; by default the one that learns, or keeps the outputs.
 
     Raises:
         ConversionError: for a method that does not fit the positions of the source.
     """
     if given.method is None:
-        return replace(given, method="keep" if spec.absolute else "exact")
+        by_text = "keep" if given.texts is None else "distil"
+        return replace(given, method=by_text if spec.absolute else "exact")
     supported = [
         name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
     ]
@@ -255,8 +220,7 @@ def check_text(given: Arguments) -> list[Path] | list[str] | None:
         if fields != "text":
             if found is None or not isinstance(found[0], Path):
                 raise ConversionError(
-                    f"field = {fields!r} (--field) requires files or datasets with fields; leave it out, or give "
-                    "texts as paths"
+                    f"field = {fields!r} (--field) requires files with fields; leave it out, or give texts as paths"
                 )
             pair_fields(found, fields)
     return found
@@ -266,14 +230,9 @@ def check_device(given: Arguments) -> torch.device:
     """The device of a method that learns; the CPU for others.
 
     Raises:
-        ConversionError: for a device that cannot be used, and a device given to a method that does not learn.
+        ConversionError: for a device that cannot be used.
     """
     if not METHODS[given.method].learns:
-        if given.device is not None:
-            raise ConversionError(
-                f"device = {given.device!r} has no effect with method = {given.method!r}, which only copies tensors; "
-                "leave it out"
-            )
         return torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConversionError(
@@ -302,17 +261,7 @@ def resolve_options(given: Arguments) -> Any:
     method, options = METHODS[given.method], given.method_options
     if options is not None and not isinstance(options, Mapping):
         raise ConversionError(f"method_options = {options!r} is not a mapping; give option names and values")
-    known, options = method.options, options or {}
-    for key, value in options.items():
-        if key not in known:
-            remedy = f"known options: {', '.join(known)}" if known else "it has no options; leave it out"
-            raise ConversionError(
-                f"method_options[{key!r}] = {value!r}: method = {given.method!r} has no such option"
-                f"{nearest(key, known)}; {remedy}"
-            )
-        if not known[key].accepts(value):
-            raise ConversionError(
-                f"method_options[{key!r}] = {value!r} is not accepted by method = {given.method!r}; {key}: "
-                f"{known[key].help}"
-            )
+    options = options or {}
+    with conversion_errors():
+        check_options(options, method.options, "method_options", f"method = {given.method!r}")
     return method.options_type(**options)

@@ -56,11 +56,10 @@ class ConversionReport:
         architecture: class of the source.
         converted_to: class of the result.
         method: key of `METHODS`.
-        quality: preset, key of `QUALITIES`; None for none.
         position_embedding_type: scheme, or several combined schemes.
         position_options: options of the scheme, with defaults; for a combination, by scheme.
         method_options: options of the method, with defaults.
-        arguments: given arguments of `convert`, and those of the preset. Texts are named without folders; `[]` for
+        arguments: given arguments of `convert`, and the method. Texts are named without folders; `[]` for
             documents given in Python.
         dtype: dtype of the weights.
         steps: one step per tensor.
@@ -70,7 +69,6 @@ class ConversionReport:
         versions: versions of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
         notes: remarks for the caller; the first says what the result can and cannot do.
-        left_out: relative paths in the source's folder that were neither converted nor copied.
     """
 
     source: str
@@ -79,7 +77,6 @@ class ConversionReport:
     architecture: str
     converted_to: str
     method: str
-    quality: str | None
     position_embedding_type: str | list[str]
     position_options: dict[str, Any]
     method_options: dict[str, Any]
@@ -91,7 +88,6 @@ class ConversionReport:
     versions: dict[str, str]
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
 
     @property
     def auto_class(self) -> str:
@@ -153,16 +149,10 @@ class ConversionReport:
         if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
             return ""
         first, second = measured["token_cosine_by_segment"]
-        line = (
-            f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first segment, "
-            f"{second:.3f} in the second"
-        )
-        if self.details.get("text", {}).get("pair_windows"):
-            return line
-        if self.method_options.get("pairs"):
-            return f"{line}. No pairs were trained: every window was too short, or beyond the source's limit"
+        trained = "" if self.details.get("text", {}).get("pair_windows") else ". No pairs were trained"
         return (
-            f"{line}. No pairs were trained: for tasks with two texts in a row, convert with --method-option pairs=0.5"
+            f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first segment, "
+            f"{second:.3f} in the second{trained}"
         )
 
     @property
@@ -202,9 +192,9 @@ class ConversionReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, as in conversion.json.
 
-        They contain no local paths: a local source is named without folders, and `out` and `left_out` are omitted.
+        They contain no local paths: a local source is named without folders, and `out` is omitted.
         """
-        content = {key: value for key, value in asdict(self).items() if key not in ("out", "left_out")}
+        content = {key: value for key, value in asdict(self).items() if key != "out"}
         content["source"] = self.source if self.revision else last_name(self.source)
         content["steps"] = [{**asdict(step), "shape": list(step.shape)} for step in self.steps]
         content["files"] = list(self.files)

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from ..console import print_table
 from .folder import MODULES
-from .push import Upload
 from .report import ConversionReport
 
 
@@ -44,28 +43,16 @@ def _next_steps(report: ConversionReport) -> list[str]:
         f"written to {report.out}",
         f"load:     import hf_relpos; {load}",
         f"compare:  hf-relpos compare {shlex.quote(report.source)} {out} --text HELD_OUT.txt",
-        f"push:     hf-relpos push {out} USER/NAME",
+        f"upload:   hf upload USER/NAME {out}",
     ]
-
-
-def print_upload(upload: Upload, console: Console) -> None:
-    """Print files with their sizes, files that stay, and problems."""
-    rows = [(name, f"{size:,}") for name, size in upload.files.items()]
-    total = ("total", f"{sum(upload.files.values()):,}")
-    print_table(console, f"{upload.folder} → {upload.repository}", ("file", "bytes"), [*rows, total])
-    if upload.left_out:
-        lines = [f"not uploaded (not a file of a checkpoint): {', '.join(upload.left_out)}"]
-        _print_lines(console, lines, prose=False)
-    _print_lines(console, [f"Problem: {problem}" for problem in upload.problems], prose=False)
 
 
 def _what(report: ConversionReport) -> str:
     """Source, result, scheme with the options that were given, and method; conversion.json has all options."""
     given = report.arguments.get("position_options") or {}
     options = f" ({', '.join(f'{key} = {value}' for key, value in given.items())})" if given else ""
-    quality = f", quality {report.quality}" if report.quality else ""
     result = f"{report.architecture} → {report.converted_to}, scheme {report.scheme}{options}"
-    return f"{result}, method {report.method}{quality}"
+    return f"{result}, method {report.method}"
 
 
 def _lines(report: ConversionReport) -> list[str]:
@@ -80,6 +67,4 @@ def _lines(report: ConversionReport) -> list[str]:
         lines.append(f"Verdict: {report.verdict}.")
     lines += report.notes
     lines += [f"Note: {note}" for note in details.get("text", {}).get("notes", ())]
-    if report.left_out:
-        lines.append(f"not copied (not a file of a checkpoint): {', '.join(report.left_out)}")
     return lines

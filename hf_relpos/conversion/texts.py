@@ -13,16 +13,16 @@ from transformers import PreTrainedModel
 
 from ..data.masking import mask_tokens
 from ..data.text import TextError, pair_fields, read_texts
-from ..data.windows import MAX_UNKNOWN_RATE, PairLayout, Windows, cut_windows, pair_windows
+from ..data.windows import PairLayout, Windows, cut_windows, pair_windows, unknown_tokens_note
 from ..evaluation.inspection import has_mlm_head
 from ..families.errors import ConversionError
+from .methods import TOO_FEW
 from .plan import Conversion
 
 
 # Lengths of the windows, up to the teacher's maximum length; there are also single sentences.
 LENGTHS = (128, 256, 512)
-# Below the first number of tokens the report warns; below the second nothing can be learnt.
-FEW, TOO_FEW = 10_000, 500
+FEW = 10_000  # tokens, below which the report warns
 
 # Share of the windows that are segment pairs, also for a sentence encoder, which may be fine-tuned on pairs. For
 # all-MiniLM-L6-v2, 400 steps, the sentence cosine of single texts at 512 tokens is .977 without pairs, .978 with a
@@ -106,7 +106,7 @@ def _sources(conversion: Conversion, tokens: int) -> Iterator[tuple[Iterable[str
         yield texts, tokens
         return
     for path, field in pair_fields(texts, conversion.given.field):
-        yield read_texts(path, field, conversion.given.skip_unreadable), -(-tokens // len(texts))
+        yield read_texts(path, field), -(-tokens // len(texts))
 
 
 def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayout | None, float]:
@@ -161,11 +161,7 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
     if windows.tokens < FEW:
         remedy = "give more text" if windows.tokens < 0.9 * windows.budget else "set a higher number of steps"
         notes.append(f"only {windows.tokens:,} tokens of text: a good result needs 12,000 or more; {remedy}")
-    if windows.unknown_rate > MAX_UNKNOWN_RATE:
-        notes.append(
-            f"{100 * windows.unknown_rate:.0f} % of the tokens are unknown to the tokenizer; is the text in the "
-            "language of the model?"
-        )
+    notes += filter(None, [unknown_tokens_note(windows.unknown_rate)])
     if longest < min(limit, max(LENGTHS)):
         notes.append(
             f"no window has more than {longest} tokens, so distances from {longest} to {limit - 1} were not trained; "

@@ -1,18 +1,14 @@
-"""Read documents from text files, folders and Hub datasets."""
+"""Read documents from text files and folders."""
 
 import os
-import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from .records import OPENERS, excerpt, iterate_records, open_text, text_field, text_problem, text_suffix
+from .records import excerpt, iterate_records, open_text, text_field, text_problem, text_suffix
 
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
-# The scheme of a URL; a single letter would be a Windows drive.
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # Largest number of characters read: a stream may have no end.
 MAX_CHARACTERS = 100_000_000
 # A longer string is no path.
@@ -42,7 +38,7 @@ def pair_fields(
     paths = list(sources)
     for path in paths:
         if not isinstance(path, str | Path) or not str(path).strip():
-            raise TextError(f"text = {path!r} is not a path; give the name of a file, folder or Hub dataset")
+            raise TextError(f"text = {path!r} is not a path; give the name of a file or folder")
     names = [field] if isinstance(field, str) else list(field)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise TextError(f"field = {field!r} is not the name of a key or column (--field); give one, such as 'text'")
@@ -107,28 +103,25 @@ def _kind(text: str | Path) -> str:
     return "document" if isinstance(text, str) else f"path ({str(text)!r})"
 
 
-def read_texts(
-    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", skip_unreadable: bool = False
-) -> Iterator[str]:
-    """Read the documents of files, folders or Hub datasets, one after the other.
+def read_texts(sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text") -> Iterator[str]:
+    """Read the documents of files or folders, one after the other.
 
     A `.txt` file holds documents with blank lines between them. From a `.jsonl` file (one object per line), and a
     `.tsv` or `.csv` file (a header line and one document per row), `field` is read. All may be compressed (`.xz`,
-    `.gz`, `.bz2`). A folder stands for all such files in it, sorted by name. Any other source is taken for a Hub
-    dataset, `user/name`, `user/name:split` or `user/name/configuration:split`, and streamed; that needs the package
-    `datasets`.
+    `.gz`, `.bz2`). A folder stands for all such files in it, sorted by name.
 
     Args:
         sources: one or several.
         field: key or column of the text: one for all of them, or one for each.
-        skip_unreadable: leave out, with a warning, what follows an error in a file.
 
     Raises:
         TextError: for files that are missing, of another kind, not UTF-8 text, or without that field; for values that
             are neither text nor null; and for a different number of fields than sources.
     """
     for source, own_field in pair_fields(sources, field):
-        yield from (text for text in _documents(source, own_field, skip_unreadable) if text.strip())
+        path = find_text(source)
+        for file in _files_in(path) if path.is_dir() else [path]:
+            yield from (text for text in _read_file(file, own_field) if text.strip())
 
 
 def check_texts(sources: Iterable[str | Path], field: str | Sequence[str]) -> None:
@@ -140,11 +133,11 @@ def check_texts(sources: Iterable[str | Path], field: str | Sequence[str]) -> No
         find_text(source)
 
 
-def find_text(source: str | Path) -> Path | None:
-    """The file or folder of a text; None for what may be a Hub dataset.
+def find_text(source: str | Path) -> Path:
+    """The file or folder of a text.
 
     Raises:
-        TextError: for a path that does not exist, a file of another kind, and a URL.
+        TextError: for a path that does not exist, and a file of another kind.
     """
     try:
         path = Path(source).expanduser()
@@ -152,42 +145,27 @@ def find_text(source: str | Path) -> Path | None:
     except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be entered, no such user
         reason = getattr(error, "strerror", None) or error
         raise TextError(f"text = '{excerpt(str(source))}': {reason}; check the path") from error
-    if exists:
-        if not path.is_dir() and text_suffix(path) not in SUFFIXES:
-            raise TextError(
-                f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv, compressed or not"
-            )
-        return path
-    if URL.match(str(source)):
-        url = re.sub(":/+", "://", str(source), count=1)  # `Path` removes one slash
-        raise TextError(f"text = '{url}' is a URL, which is not read; download it and give the file's path")
-    if (
-        text_suffix(path) in SUFFIXES  # another dot may belong to a version: user/corpus-1.5
-        or path.suffix in OPENERS
-        or len(path.parts) > 3
-        or path.is_absolute()
-        or str(source).startswith((".", "~"))
-    ):
-        raise TextError(f"text = '{source}': there is no such file; check the path")
-    return None
+    if not exists:
+        raise TextError(
+            f"text = '{source}': there is no such file; check the path. Save a Hub dataset or a URL first: "
+            "datasets.load_dataset(NAME, split='train').to_json('texts.jsonl')"
+        )
+    if not path.is_dir() and text_suffix(path) not in SUFFIXES:
+        raise TextError(
+            f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv, compressed or not"
+        )
+    return path
 
 
-def _documents(source: str | Path, field: str, skip_unreadable: bool) -> Iterator[str]:
-    path = find_text(source)
-    if path is None:
-        yield from _read_hub(str(source), field)
-        return
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
-        if not files:
-            raise TextError(f"text = '{source}': the folder has no .txt, .jsonl, .tsv or .csv file; add one")
-    else:
-        files = [path]
-    for file in files:
-        yield from _read_file(file, field, skip_unreadable)
+def _files_in(folder: Path) -> list[Path]:
+    """The text files of a folder and the folders in it."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
+    if not files:
+        raise TextError(f"text = '{folder}': the folder has no .txt, .jsonl, .tsv or .csv file; add one")
+    return files
 
 
-def _read_file(path: Path, field: str, skip_unreadable: bool) -> Iterator[str]:
+def _read_file(path: Path, field: str) -> Iterator[str]:
     try:
         if text_suffix(path) in (".txt", ".md"):
             with open_text(path) as file:
@@ -198,11 +176,7 @@ def _read_file(path: Path, field: str, skip_unreadable: bool) -> Iterator[str]:
             if record[field] is not None:  # skips JSON's null
                 yield text_field(path, number, field, record[field])
     except ValueError as error:
-        if not skip_unreadable:
-            raise TextError(
-                f"text = {error}; or go on without such files: skip_unreadable (--skip-unreadable)"
-            ) from error
-        warnings.warn(f"text = {error}; left out from there on", stacklevel=2)
+        raise TextError(f"text = {error}") from error
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
@@ -216,31 +190,3 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
             paragraph = []
     if paragraph:
         yield " ".join(paragraph)
-
-
-def _read_hub(source: str, field: str) -> Iterator[str]:
-    name, _, split = source.partition(":")
-    user, _, rest = name.partition("/")
-    repository, _, configuration = rest.partition("/")
-    try:
-        from datasets import load_dataset
-    except ModuleNotFoundError as error:
-        raise TextError(
-            f"text = {source!r}: no such file; to read a Hub dataset of that name, `pip install datasets`"
-        ) from error
-    full = f"{user}/{repository}" if repository else user
-    try:
-        rows = load_dataset(full, configuration or None, split=split or "train", streaming=True)
-        for number, row in enumerate(rows, 1):
-            if field not in row:
-                raise TextError(
-                    f"text = {source!r}: rows have {', '.join(row)}, but not {field!r}; name one with field (--field)"
-                )
-            if row[field] is not None:
-                yield text_field(source, number, field, row[field])
-    except (OSError, ValueError) as error:
-        if isinstance(error, TextError):
-            raise
-        raise TextError(
-            f"text = {source!r}: no such file, and no such Hub dataset could be opened ({error}); check the name"
-        ) from error

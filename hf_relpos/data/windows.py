@@ -1,7 +1,6 @@
 """Windows of token ids, cut from documents at random and enclosed in the model's special tokens."""
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -253,11 +252,7 @@ def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limi
     return replace(windows, ids=rows, types=types)
 
 
-def warn_of_unknown_tokens(rate: float) -> None:
-    """Warn if so many tokens are unknown that the text may not be in the model's language."""
-    if rate > MAX_UNKNOWN_RATE:
-        warnings.warn(
-            f"{100 * rate:.0f} % of the tokens are unknown to the tokenizer. Is the text in the language of the "
-            "model?",
-            stacklevel=3,
-        )
+def unknown_tokens_note(rate: float) -> str:
+    """A note on a share of unknown tokens with which the text may not be in the model's language; empty below it."""
+    asked = "is the text in the language of the model?"
+    return f"{100 * rate:.0f} % of the tokens are unknown to the tokenizer; {asked}" * (rate > MAX_UNKNOWN_RATE)

@@ -5,20 +5,19 @@ parts of two public-domain novels that it was not trained on.
 """
 
 import lzma
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..console import print_table, timed_step
-from ..conversion import ConversionError, convert
+from ..conversion import convert
 from ..evaluation import masked_agreement
-from ..evaluation.loading import no_such_model, refusing_code
+from ..evaluation.loading import load_model, load_tokenizer
 
 
 HERE = Path(__file__).parent
@@ -61,19 +60,13 @@ def run_demo(
         whose passage was found.
 
     Raises:
-        ConversionError: for a checkpoint that cannot be loaded, and when `convert` rejects it or `out`.
+        ValueError: for a checkpoint that cannot be loaded, and when `convert` rejects it or `out`.
     """
     console = console or Console()
-    started, used = time.monotonic(), time.process_time()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     source = str(checkpoint or CHECKPOINT)
-    try:
-        with refusing_code(source):
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-            absolute = AutoModelForMaskedLM.from_pretrained(source, trust_remote_code=False).eval()
-    except OSError as error:
-        raise ConversionError(no_such_model(source, error)) from error
+    absolute, tokenizer = load_model(source), load_tokenizer(source)
     limit = absolute.config.max_position_embeddings
     length = FACTOR * limit
     unseen = read_text("eval")
@@ -123,7 +116,6 @@ def run_demo(
         f"The passage is one of {len(passages)}; the source reads its first {limit} tokens. Load the result by "
         f"import hf_relpos; AutoModelForMaskedLM.from_pretrained({str(out)!r})."
     )
-    console.print(f"{time.monotonic() - started:.0f} s, {time.process_time() - used:.0f} s of processor time.")
     return rows
 
 

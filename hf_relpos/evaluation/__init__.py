@@ -6,7 +6,6 @@ from .inspection import model_max_length
 from .loading import load_encoder, load_model, load_tokenizer, pooling_of
 from .masked import MaskedAgreement, masked_agreement, masked_predictions
 from .model_fidelity import Fidelity, LengthFidelity, default_lengths, fidelity, verdict
-from .passages import passage_vectors
 from .sliding_windows import windowed_hidden_states
 
 
@@ -25,7 +24,6 @@ __all__ = [
     "masked_agreement",
     "masked_predictions",
     "model_max_length",
-    "passage_vectors",
     "pool",
     "pooling_of",
     "verdict",

@@ -1,5 +1,6 @@
 """Measurements of `hf-relpos compare`: a student against its teacher, on text."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from ..console import ProgressCallback
 from ..data.batching import Row
 from ..data.text import TextError, pair_fields, read_texts
-from ..data.windows import cut_windows, warn_of_unknown_tokens
-from ..models.checks import check_fields
-from ..models.configuration_relpos_bert import RelPosBertConfig
+from ..data.windows import cut_windows, unknown_tokens_note
 from .inspection import model_max_length
 from .loading import load_encoder
 from .model_fidelity import default_lengths, fidelity
@@ -25,8 +24,6 @@ def compare_models(
     pooling: str | None = None,
     tokenizer: str | None = None,
     tokens: int = 4096,
-    window: int | None = None,
-    skip_unreadable: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Measure the agreement of a student with its teacher; warns about text with many unknown tokens.
@@ -34,14 +31,12 @@ def compare_models(
     Args:
         teacher: folder or Hub repository.
         student: likewise.
-        text: files or Hub datasets for `read_texts`, on which neither model was fitted.
+        text: files or folders for `read_texts`, on which neither model was fitted.
         field: key or column of the text; one for all, or one for each.
         lengths: tokens per window; None for `default_lengths`.
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
         tokenizer: folder or Hub repository of the tokenizer; None for the teacher's.
         tokens: approximate number of tokens of text for each length.
-        window: `attention_window` of the student; None for that of its configuration.
-        skip_unreadable: of `read_texts`.
 
     Returns:
         The content of the JSON file.
@@ -55,16 +50,10 @@ def compare_models(
         raise ValueError(f"--lengths {min(lengths)} is too short: [CLS] and [SEP] are two tokens; give 3 or more")
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
-    if window is not None:
-        if not isinstance(other.model.config, RelPosBertConfig):
-            raise ValueError(
-                f"--window {window}: {student} is not a model of hf_relpos, so it has no attention window"
-            )
-        other.model.config.attention_window = window
-        check_fields(other.model.config)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
-    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens, skip_unreadable)
-    warn_of_unknown_tokens(unknown)
+    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
+    if note := unknown_tokens_note(unknown):
+        warnings.warn(note, stacklevel=2)
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
     measured.skipped.update(skipped)
@@ -84,7 +73,6 @@ def windows_by_length(
     field: str | Sequence[str],
     lengths: Sequence[int],
     tokens: int,
-    skip_unreadable: bool = False,
 ) -> tuple[dict[int, Sequence[Row]], dict[int, str], float]:
     """Cut windows of each length, about `tokens` tokens but at least four windows.
 
@@ -99,7 +87,7 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            texts = read_texts(text, field, skip_unreadable)
+            texts = read_texts(text, field)
             cut = cut_windows(tokenizer, texts, max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too

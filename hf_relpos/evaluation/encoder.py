@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.batching import BATCH_TOKENS, Row, pad_rows
-from .inspection import model_max_length
+from ..data.batching import Row, pad_rows
 
 
 POOLINGS = ("mean", "cls")
@@ -90,19 +89,11 @@ class Encoder:
         model: a model with `last_hidden_state`, in eval mode.
         tokenizer: its tokenizer.
         pooling: `mean` or `cls`.
-        max_length: tokens read of a text, special tokens included; None for the model's maximum length.
-        batch_tokens: tokens per batch.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     pooling: str = "mean"
-    max_length: int | None = None
-    batch_tokens: int = BATCH_TOKENS
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
-
-    def limit(self) -> int | None:
-        """Tokens read of a text at most; None without any limit."""
-        return min((n for n in (self.max_length, model_max_length(self.model)) if n is not None), default=None)

@@ -155,17 +155,26 @@ def load_quietly(
     return model, {key for key in info["missing_keys"] if "pooler." not in key} | resized
 
 
-def load_tokenizer(name: str | Path) -> Any:
+def load_tokenizer(name: str | Path, vocab_size: int | None = None, **arguments: Any) -> Any:
     """Load the tokenizer of a checkpoint.
 
+    Args:
+        vocab_size: vocabulary size of its model; None for any.
+        arguments: passed on to `AutoTokenizer.from_pretrained`.
+
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or if it has more tokens.
     """
-    tokenizer, reason = find_tokenizer(name)
+    tokenizer, reason = find_tokenizer(name, **arguments)
     if reason:
         raise ValueError(
             f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
-            "(`tokenizer.save_pretrained`), or name another folder with --tokenizer"
+            "(`tokenizer.save_pretrained`)"
+        )
+    if vocab_size is not None and len(tokenizer) > vocab_size:
+        raise ValueError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens, but the model has vocab_size = {vocab_size}; give "
+            "the tokenizer that the model was trained with"
         )
     return tokenizer
 
@@ -230,10 +239,5 @@ def load_encoder(name: str | Path, tokenizer: str | Path | None = None, pooling:
     name, tokenizer = os.path.expanduser(name), tokenizer and os.path.expanduser(tokenizer)
     pooling = pooling or pooling_of(name) or "mean"
     check_pooling(pooling)
-    model, words = load_model(name), load_tokenizer(tokenizer or name)
-    if len(words) > model.config.vocab_size:
-        raise ValueError(
-            f"{tokenizer or name}: the tokenizer has {len(words)} tokens, but {name} has vocab_size = "
-            f"{model.config.vocab_size}; give the tokenizer that the model was trained with"
-        )
-    return Encoder(model, words, pooling)
+    model = load_model(name)
+    return Encoder(model, load_tokenizer(tokenizer or name, model.config.vocab_size), pooling)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..data.batching import BATCH_TOKENS, Row, batch_indices
+from ..data.batching import Row, batch_indices
 from ..data.masking import IGNORE_INDEX, mask_rows
 from .encoder import pad_batch
 
@@ -47,12 +47,7 @@ def masked_predictions(model: PreTrainedModel, rows: Sequence[Row], masked: Sequ
 
 
 def masked_agreement(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    windows: Sequence[Row],
-    mask_token_id: int,
-    seed: int = 0,
-    batch_tokens: int = BATCH_TOKENS,
+    teacher: PreTrainedModel, student: PreTrainedModel, windows: Sequence[Row], mask_token_id: int, seed: int = 0
 ) -> MaskedAgreement:
     """How often two masked language models predict the same tokens, and the right ones.
 
@@ -67,7 +62,7 @@ def masked_agreement(
     inputs, labels = mask_rows(windows, mask_token_id, np.random.default_rng(seed))
     models = (teacher,) if teacher is student else (teacher, student)
     found = []  # targets, and predictions of both models, (3, masked tokens)
-    for indices in batch_indices(inputs, batch_tokens):
+    for indices in batch_indices(inputs):
         rows, targets = [inputs[index] for index in indices], [torch.tensor(labels[index]) for index in indices]
         masked = [target != IGNORE_INDEX for target in targets]
         predicted = [masked_predictions(model, rows, masked).argmax(-1).cpu() for model in models]

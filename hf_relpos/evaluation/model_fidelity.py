@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..console import ProgressCallback
-from ..data.batching import BATCH_TOKENS, Row, batch_indices
+from ..data.batching import Row, batch_indices
 from .encoder import check_pooling, hidden_states, pad_batch, pool
 from .inspection import has_mlm_head, model_max_length
 from .masked import MaskedAgreement, masked_agreement
@@ -36,7 +36,6 @@ class LengthFidelity:
         reference: `teacher`, or past its maximum length `windowed teacher`.
         token_cosine: mean over all tokens of the cosine of the last hidden states.
         sentence_cosine: mean over windows of the cosine of the sentence vectors.
-        token_cosine_by_quarter: token cosine in each quarter of the windows, from the beginning.
         masked: agreement on masked tokens; None past the maximum length and unless both models predict masked tokens.
         other_windows: past the maximum length, token cosine of the teacher to itself with windows that start elsewhere
             (3/8 of a window apart instead of 1/2); None within it.
@@ -48,7 +47,6 @@ class LengthFidelity:
     reference: str
     token_cosine: float
     sentence_cosine: float
-    token_cosine_by_quarter: list[float]
     masked: MaskedAgreement | None = None
     other_windows: float | None = None
 
@@ -164,7 +162,6 @@ def fidelity(
     pooling: str = "mean",
     mask_token_id: int | None = None,
     seed: int = 0,
-    batch_tokens: int = BATCH_TOKENS,
     progress: ProgressCallback | None = None,
 ) -> Fidelity:
     """Compare a student with its teacher on windows of text of several lengths.
@@ -181,7 +178,6 @@ def fidelity(
         mask_token_id: id of [MASK], to measure the agreement on masked tokens if both models predict them; None skips
             this.
         seed: decides which tokens are masked.
-        batch_tokens: tokens per batch.
         progress: called for each length with the number of tokens done, and their total.
 
     Raises:
@@ -210,7 +206,7 @@ def fidelity(
         """Rows, ids and mask of each batch; tells how many tokens are done."""
         tell = progress or (lambda what, done, total: None)
         done, total = 0, sum(map(len, windows))
-        for indices in batch_indices(windows, batch_tokens):
+        for indices in batch_indices(windows):
             rows = [windows[index] for index in indices]
             tell(f"comparing, {length:,} tokens", done, total)
             yield rows, *pad_batch(rows, student)
@@ -219,7 +215,7 @@ def fidelity(
 
     def read_in_windows(rows: Sequence[Row], stride: int) -> torch.Tensor:
         """The teacher's hidden states, (B, L, D), padded with zeros."""
-        states = [windowed_hidden_states(teacher, row, stride=stride, batch_tokens=batch_tokens) for row in rows]
+        states = [windowed_hidden_states(teacher, row, stride=stride) for row in rows]
         return nn.utils.rnn.pad_sequence(states, batch_first=True)
 
     for length, windows in sorted(windows_by_length.items()):
@@ -233,7 +229,7 @@ def fidelity(
             for _, ids, mask in batches(length, windows):
                 cosines.add(hidden_states(teacher, ids, mask), hidden_states(student, ids, mask), mask)
             if mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
-                masked = masked_agreement(teacher, student, windows, mask_token_id, seed, batch_tokens)
+                masked = masked_agreement(teacher, student, windows, mask_token_id, seed)
         else:
             reference = "windowed teacher"
             for rows, ids, mask in batches(length, windows):
@@ -243,11 +239,7 @@ def fidelity(
             other_windows, _ = others.means()
         token, sentence = cosines.means()
         tokens = sum(map(len, windows))
-        lengths.append(
-            LengthFidelity(
-                length, len(windows), tokens, reference, token, sentence, cosines.quarters(), masked, other_windows
-            )
-        )
+        lengths.append(LengthFidelity(length, len(windows), tokens, reference, token, sentence, masked, other_windows))
     return Fidelity(limit, student_limit, pooling, lengths, skipped)
 
 
@@ -256,25 +248,17 @@ class CosineMeans:
 
     def __init__(self, pooling: str) -> None:
         self.pooling = pooling
-        self.token = torch.zeros(4, dtype=torch.float64)
-        self.count = torch.zeros(4, dtype=torch.float64)
-        self.sentence, self.windows = 0.0, 0
+        self.token, self.sentence = 0.0, 0.0
+        self.tokens, self.windows = 0, 0
 
     def add(self, one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> None:
         """Add the hidden states of both models, (B, L, D), with the mask, (B, L)."""
         cosines = nn.functional.cosine_similarity(one.double(), other.double(), dim=-1)
-        positions = torch.arange(mask.shape[1], device=mask.device)
-        quarters = 4 * positions // mask.sum(1, keepdim=True)  # quarters of each window's own length
-        self.token.index_add_(0, quarters[mask].cpu(), cosines[mask].cpu())
-        self.count += quarters[mask].cpu().bincount(minlength=4)
         left, right = (pool(hidden.double(), mask, self.pooling) for hidden in (one, other))
+        self.token += float(cosines[mask].sum())
         self.sentence += float(nn.functional.cosine_similarity(left, right, dim=-1).sum())
-        self.windows += len(mask)
+        self.tokens, self.windows = self.tokens + int(mask.sum()), self.windows + len(mask)
 
     def means(self) -> tuple[float, float]:
         """Token and sentence cosine."""
-        return float(self.token.sum() / self.count.sum()), self.sentence / self.windows
-
-    def quarters(self) -> list[float]:
-        """Token cosine by quarter of the windows; quarters without tokens are omitted."""
-        return [float(total / count) for total, count in zip(self.token, self.count, strict=True) if count]
+        return self.token / self.tokens, self.sentence / self.windows

@@ -25,9 +25,6 @@ def print_comparison(results: Mapping[str, Any], console: Console) -> None:
     notes += [f"{length:,} tokens not measured: {reason}" for length, reason in fidelity.skipped.items()]
     if notes:
         console.print("\n".join(notes), markup=False, highlight=False)
-    quarters = [(name, *(f"{each:.3f}" for each in entry.token_cosine_by_quarter)) for name, entry in past.items()]
-    if quarters:
-        print_table(console, "Token cosine by quarter of the text", ["tokens", "1st", "2nd", "3rd", "4th"], quarters)
     masked = [(name, f"{e.masked.tokens:,}", *e.masked_cells) for name, e in entries.items() if e.masked]
     if masked:
         columns = ["tokens", "masked", "same prediction", "source right", "result right"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from ..data.batching import BATCH_TOKENS, Row, batch_indices
+from ..data.batching import Row, batch_indices
 from .encoder import hidden_states, pad_batch
 from .inspection import model_max_length
 
@@ -66,11 +66,7 @@ class OverlappingWindows:
 
 
 def windowed_hidden_states(
-    model: PreTrainedModel,
-    ids: Row,
-    length: int | None = None,
-    stride: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    model: PreTrainedModel, ids: Row, length: int | None = None, stride: int | None = None
 ) -> torch.Tensor:
     """Last hidden states of a text that may be longer than the maximum length of the model.
 
@@ -92,7 +88,7 @@ def windowed_hidden_states(
     windows = OverlappingWindows.of(len(ids), length or model_max_length(model) or len(ids), stride)
     rows = torch.as_tensor(ids)[windows.columns].tolist()
     states: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-    for indices in batch_indices(rows, batch_tokens):
+    for indices in batch_indices(rows):
         batch = hidden_states(model, *pad_batch([rows[index] for index in indices], model))
         for index, row in zip(indices, batch, strict=True):
             states[index] = row

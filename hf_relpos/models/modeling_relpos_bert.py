@@ -67,7 +67,7 @@ from .configuration_relpos_bert import RelPosBertConfig
 from .installed import INSTALLED
 from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
 from .saved_code.remote_code import CONFIGURATION, MODELING, save_code
-from .sequence import PositionInputs, Rows, SequenceMetadata, indexed_sequence, packed_position_ids, read_sequence
+from .sequence import PositionInputs, Rows, SequenceMetadata, indexed_sequence, read_sequence
 
 
 logger = logging.get_logger(__name__)
@@ -652,8 +652,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         Args:
             position_ids: (B, L). They determine the distances. A new document begins where they stop increasing, and
                 no token attends to another document (packed sequences). For schemes on a grid (B, L, 2): row and
-                column of each token, negative for tokens outside the grid. Without position_ids, `cu_seq_lens_q` from
-                Transformers' DataCollatorWithFlattening gives the beginnings of the documents in a packed row.
+                column of each token, negative for tokens outside the grid.
             attention_mask: (B, L), or prepared (B, 1, L, K), boolean (True: may attend) or additive.
             relation_ids: (B, L, L), labels of the edges from i to j, for the schemes that need them.
             memory: recurrence memory from the outputs for the previous segment, if `config.memory_length` is not 0.
@@ -681,7 +680,9 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         self._check_call(rows, inputs_embeds is None, cache is not None, kwargs.pop("is_causal", None))
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
-            rows = rows._replace(position_ids=packed_position_ids(rows.tokens, kwargs["cu_seq_lens_q"]))
+            raise ValueError(
+                "cu_seq_lens_q was given without position_ids; give them: they restart with each document"
+            )
         if memory is not None:
             check_memory(self.config, memory, rows.batch)
             memory = memory if memory.length else None

@@ -384,35 +384,6 @@ def check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...] = INDICE
         raise ValueError(f"{name} has dtype {value.dtype}; give one of {', '.join(map(str, dtypes))}")
 
 
-def packed_position_ids(tokens: torch.Tensor, cu_seq_lens: torch.Tensor) -> torch.Tensor:
-    """Position ids of the documents of one packed row, from the output of Transformers' flattening collator.
-
-    Args:
-        tokens: (1, L) or (1, L, D); only its shape and device are read.
-        cu_seq_lens: starts of the documents, then L, (documents + 1,).
-
-    Returns:
-        (1, L), from 0 in every document.
-
-    Raises:
-        TypeError: for a value that is not a tensor.
-        ValueError: for several rows, and for lengths that do not fit the row (if the host can read them).
-    """
-    check_tensor("cu_seq_lens_q", cu_seq_lens)
-    rows, length = tokens.shape[:2]
-    if rows != 1 or cu_seq_lens.dim() != 1 or cu_seq_lens.shape[0] < 2:
-        raise ValueError(
-            f"cu_seq_lens_q has shape {tuple(cu_seq_lens.shape)} and the input {rows} rows: it describes one row; "
-            "give position_ids, which restart with each document"
-        )
-    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
-        if int(cu_seq_lens[-1]) != length:
-            raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, and the row has {length} tokens")
-    begins = cu_seq_lens.to(tokens.device)
-    indices = torch.arange(length, device=tokens.device)
-    return (indices - begins[torch.bucketize(indices, begins[1:], right=True)])[None]
-
-
 def position_steps(
     position_ids: torch.Tensor, is_token: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

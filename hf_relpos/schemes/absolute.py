@@ -42,12 +42,14 @@ class LearnedPositions(nn.Embedding):
 
 
 class Absolute(Scheme, name="absolute"):
-    """BERT's own positions, the baseline: x_i = LayerNorm(word + type + p_i), with one table (P, D) at the input."""
+    """BERT's own positions, the baseline: x_i = LayerNorm(word + type + p_i), with one table (P, D) at the input.
+
+    On longer inputs, by its source: limited to P tokens; `clip` only avoids the error.
+    """
 
     summary = "A vector per position, added to the words, as in BERT"
     source = "Devlin et al. 2018, arXiv 1810.04805"
     out_of_range = ("error", "clip")
-    extrapolation_claim = "limited to P tokens; `clip` only avoids the error"
     original = "BertModel of the installed transformers"
     learned_input_table = True
 

@@ -34,12 +34,13 @@ class ALiBi(Scheme, name="alibi"):
     offset: |r| to the left and r − 1/2 to the right, so that no two keys are equally far. It was proposed in the same
         thread and used to train masked language models (Chou, ICLR 2024 blog post "Masked Language Model with ALiBi
         and CLAP head", which finds it weaker at 2048 tokens in larger models). The paper does not have it.
+
+    On longer inputs, by its source: causal language models keep their perplexity on longer texts.
     """
 
     summary = "Scores fall with distance, at a fixed rate per head"
     source = "Press et al. 2021, arXiv 2108.12409, §3"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "causal language models keep their perplexity on longer texts"
     zero_init_is_identity = False
     options = {"variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is")}
 

@@ -30,12 +30,13 @@ class Cable(Scheme, name="cable"):
     The bias takes memory quadratic in the length. Sums of waves of z would not, but are far from |z_i − z_j| near 0.
 
     Parameters: h_attn, a linear layer from D to H, and omega (H,) with gate="key"; per layer.
+
+    On longer inputs, by its source: causal language models keep their perplexity on longer texts.
     """
 
     summary = "Scores fall with a distance computed from the content in between"
     source = "Veisi et al. 2025, arXiv 2503.08067; gate='key': Zhang et al. 2025, arXiv 2512.07805"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "causal language models keep their perplexity on longer texts"
     zero_init_is_identity = False
     options = {"gate": choice("path", "key", help="whose numbers count: all tokens' up to the key, or the key's")}
 

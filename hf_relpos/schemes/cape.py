@@ -72,12 +72,13 @@ class Cape(Scheme, name="cape"):
     The paper multiplies the word embeddings by √D. Here they are unchanged, and `amplitude` sets the balance. A packed
     row is augmented as a whole, and `normalize` centres it as a whole. Steps other than 1 and positions on a grid are
     not implemented.
+
+    On longer inputs, by its source: generalises to longer inputs better than absolute positions do.
     """
 
     summary = "Fixed waves of a randomly shifted and scaled position"
     source = "Likhomanenko et al. 2021, arXiv 2106.03143, §3"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "generalises to longer inputs better than absolute positions do"
     zero_init_is_identity = False  # the input has positions from the start
     even_size = "hidden_size"
     options = {

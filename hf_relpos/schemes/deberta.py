@@ -64,12 +64,13 @@ class Deberta(Scheme, name="deberta"):
     Parameters: pos_key_proj.weight (D, D), pos_query_proj.{weight, bias} (D, D) and (D,), per layer. With
     `share_att_key` there are none: W_K and W_Q of the layer itself project P. A bias of pos_key_proj adds the same
     number to all scores of a query, so it has no effect. `pos_key_bias` adds it anyway, for v2's checkpoints.
+
+    On longer inputs, by its source: distances are clipped, so longer inputs run.
     """
 
     summary = "Content to position and back, in a window of distances"
     source = "He et al. 2021, arXiv 2006.03654, eq. 4 as released in microsoft/DeBERTa; v3: arXiv 2111.09543"
     out_of_range = ("clip",)
-    extrapolation_claim = "distances are clipped, so longer inputs run"
     zero_init_is_identity = False  # because of the scale
     options = {
         "pos_att_type": Option(

@@ -20,12 +20,13 @@ class DiSAN(Scheme, name="disan"):
 
     Combine it with a scheme that knows distances: `position_embedding_type=["disan", "shaw"]`. DiSAN's additive
     attention with a weight per feature is not implemented, since it is not a position scheme.
+
+    On longer inputs, by its source: direction only; nothing about distances or longer inputs.
     """
 
     summary = "Each head sees only one side of a token"
     source = "Shen et al. 2018, arXiv 1709.04696, directional self-attention"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "direction only; nothing about distances or longer inputs"
     zero_init_is_identity = False
     options = {"direction": choice("split", "forward", "backward", "diag", help="which keys a token attends to")}
 

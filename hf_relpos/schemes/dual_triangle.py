@@ -17,12 +17,13 @@ class DualTriangle(Scheme, name="dual_triangle"):
 
     `position_embedding_type=["dual_triangle", "rope"]` adds a rotation, of each half by itself; that code rotates a
     head before it divides it.
+
+    On longer inputs, by its source: direction only; with a rotation, texts longer than those of training.
     """
 
     summary = "Half of the heads look to the left, the others to the right"
     source = "Hallee and Gleghorn 2026, arXiv 2604.18603"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "direction only; with a rotation, texts longer than those of training"
     zero_init_is_identity = False
 
     def forward(self, context: AttentionContext) -> Terms:

@@ -58,12 +58,13 @@ class Fire(Scheme, name="fire"):
 
     Parameters: those of `Interpolation`, as `distance_embedding.bias` in each layer, or `encoder.distance_embedding`
     with `shared`.
+
+    On longer inputs, by its source: language models generalise to longer texts.
     """
 
     summary = "A small network of the distance over the text so far"
     source = "Li et al. 2023, arXiv 2310.04418; github.com/mcleish7/arithmetic"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "language models generalise to longer texts"
     uses_absolute_positions = True
     zero_init_is_identity = False  # no gradient passes an MLP of zeros; only its last weight may be zero
     options = {

@@ -24,12 +24,13 @@ class Harmonic(Scheme, name="harmonic"):
 
     Frequencies are fixed and geometric, from 2π / `period` to 0.85 π. Parameters: A, B and V (H or 1, 2W, d), c (H or
     1, 2W); per layer. Coefficients of the cosines come first, then those of the sines.
+
+    On longer inputs: terms do not decay with distance, and those `period` apart are nearly equal.
     """
 
     summary = "Terms of query, key and value as sums of waves of the distance"
     source = "hf_relpos; features of a product as in Liutkus et al. 2021, arXiv 2105.08399"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "ours: terms do not decay with distance, and those `period` apart are nearly equal"
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="coefficients of their own for each head"),

@@ -27,7 +27,6 @@ class Hop(Scheme, name="hop"):
     summary = "A vector per row and column distance, for images"
     source = "Li et al. 2020, arXiv 2004.03249; Yaoyi-Li/HOP-Matting networks/ops.py"
     out_of_range = ("clip",)
-    extrapolation_claim = "nothing about larger images"
     symmetric = True
     even_size = "head_size"
     required_inputs = frozenset({"grid"})

@@ -26,7 +26,6 @@ class HuangM1(Scheme, name="huang_m1"):
     summary = "A factor on the score per distance"
     source = "Huang et al. 2020, arXiv 2009.13658, method 1"
     out_of_range = ("clip",)
-    extrapolation_claim = "nothing about longer inputs"
     symmetric = True
     zero_init_is_identity = False
 

@@ -54,12 +54,13 @@ class Kerple(Scheme, name="kerple"):
     distinguish left and right. Kernels that multiply the content score, which the code also has, are not implemented.
 
     The parameters are `encoder.distance_embedding.bias_p` and `.bias_a`, shared by all layers.
+
+    On longer inputs, by its source: causal language models keep their perplexity on longer texts.
     """
 
     summary = "Scores fall with the logarithm of distance, learned per head"
     source = "Chi et al. 2022, arXiv 2205.09921; github.com/chijames/KERPLE"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "causal language models keep their perplexity on longer texts"
     symmetric = True
     zero_init_is_identity = False
     options = {

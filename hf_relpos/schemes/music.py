@@ -20,6 +20,8 @@ class Music(Scheme, name="music"):
 
     Parameters: key_relative_embeddings and value_relative_embeddings, each (H, m or 2m − 1, d), or (m or 2m − 1, d)
     without `per_head`; per layer. Names, shapes and initialisation are tensor2tensor's.
+
+    On longer inputs, by its source: generates pieces longer than those it was trained on (causal).
     """
 
     summary = "A vector per head and distance, multiplied by the query"
@@ -28,7 +30,6 @@ class Music(Scheme, name="music"):
         "dot_product_unmasked_self_attention_relative_v2"
     )
     out_of_range = ("zero", "clip")
-    extrapolation_claim = "generates pieces longer than those it was trained on (causal)"
     options = {
         "max_relative_position": integer(None, "m, distances below it have a term", none="max_position_embeddings"),
         "per_head": choice(True, False, help="a table for each head (False is heads_share_relative_embedding)"),

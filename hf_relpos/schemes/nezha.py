@@ -16,12 +16,13 @@ class Nezha(Scheme, name="nezha"):
 
     T_r is the interleaved sinusoid of r + K, not of r: the code numbers the rows of its table from 0, and the released
     weights were trained with that.
+
+    On longer inputs, by its source: fixed sinusoids are chosen because they may extrapolate.
     """
 
     summary = "Fixed waves of the distance, added to keys and values"
     source = "Wei et al. 2019, arXiv 1909.00204; transformers 4.57.6 models/deprecated/nezha"
     out_of_range = ("clip",)
-    extrapolation_claim = "fixed sinusoids are chosen because they may extrapolate"
     zero_init_is_identity = False
     even_size = "head_size"
     options = {

@@ -19,8 +19,6 @@ STOCK_SCHEME = "absolute"
 DEFAULT_SCHEME = "relative_key"
 # The end of the error about an unknown scheme; the code of a saved model, which has only those it needs, says another.
 MORE_SCHEMES = ". To use a scheme of your own, import the module that defines it first"
-# All tables of the formula, each free, for converters to fit.
-GENERAL_SCHEME = "tables"
 # All tables as plain attention, which every kernel computes. Converters fit this one by default.
 PLAIN_SCHEME = "harmonic"
 

@@ -46,7 +46,6 @@ class Relation(Scheme, name="relation"):
     summary = "A vector per edge of a graph that you give"
     source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "nothing about longer inputs"
     required_inputs = frozenset({"relation_ids"})
     options = {
         "num_relations": integer(2, "how many labels there are, 0 … num_relations − 1"),

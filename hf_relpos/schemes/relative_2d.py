@@ -23,7 +23,6 @@ class Relative2d(Scheme, name="relative_2d"):
     summary = "A vector per row and column distance, on a grid"
     source = "Bello et al. 2019, arXiv 1904.09925, §3.2, eq. 4; tensor2tensor relative_2d"
     out_of_range = ("zero", "clip")
-    extrapolation_claim = "nothing about larger images"
     required_inputs = frozenset({"grid"})
     options = {
         "max_relative_position": integer(32, "m, numbers of rows and of columns below it have a term"),

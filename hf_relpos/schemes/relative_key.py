@@ -21,12 +21,13 @@ class RelativeKey(Scheme, name="relative_key"):
     """score = s · (q_i·k_j + q_i·A_r). Heads share the table; each layer has its own.
 
     Parameters: weight (2P − 1, d), the name and shape of Transformers' `distance_embedding`.
+
+    On longer inputs, by its source: as `shaw`, with a row for every trained distance.
     """
 
     summary = "A vector per distance, multiplied by the query"
     source = "transformers 4.57.6 models/bert; Shaw et al. 2018, arXiv 1803.02155, eq. 4 without values"
     out_of_range = ("clip", "zero")
-    extrapolation_claim = "as `shaw`, with a row for every trained distance"
     original = "transformers 4.57.6, models/bert/modeling_bert.py"
     options = {
         "clip": integer(
@@ -71,11 +72,13 @@ class RelativeKey(Scheme, name="relative_key"):
 
 
 class RelativeKeyQuery(RelativeKey, name="relative_key_query"):
-    """score = s · (q_i·k_j + q_i·A_r + k_j·A_r): the same table on both sides."""
+    """score = s · (q_i·k_j + q_i·A_r + k_j·A_r): the same table on both sides.
+
+    On longer inputs, by its source: robust to inputs longer than trained (question answering).
+    """
 
     summary = "A vector per distance, multiplied by query and key"
     source = "transformers 4.57.6 models/bert; Huang et al. 2020, arXiv 2009.13658, method 4"
-    extrapolation_claim = "robust to inputs longer than trained (question answering)"
 
     def forward(self, context: AttentionContext) -> Terms:
         key_side = self.table(context, scaled=self.settings["scaling"] == "bert")

@@ -66,12 +66,14 @@ class RoPE(Scheme, name="rope"):
     With `layer_types`, a name for each layer, `rope_parameters` holds such a dict for each name, as in ModernBERT and
     Gemma. `attention_window` does not depend on these names: it holds for all layers.
     Rotated values, an option of RoFormer's code, are not implemented: the output would depend on absolute positions.
+
+    On longer inputs, by its source: any length can be computed; later papers find that it does not extrapolate
+    unscaled.
     """
 
     summary = "Queries and keys are rotated by their position"
     source = "Su et al. 2021, arXiv 2104.09864, eq. 15 and 34"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "any length can be computed; later papers find that it does not extrapolate unscaled"
     zero_init_is_identity = False
     options = {
         "pairing": choice("adjacent", "half", help="which components make a plane: (2n, 2n + 1) or (n, n + w/2)"),

@@ -15,12 +15,13 @@ class Sandwich(Scheme, name="sandwich"):
 
     The sum is the inner product of the sinusoidal positions of i and j, which are d̄ wide. −d̄/2 makes it 0 at distance
     0 and cancels in the softmax. It does not distinguish left and right.
+
+    On longer inputs, by its source: causal language models keep their perplexity on longer texts.
     """
 
     summary = "Scores fall with distance, like products of fixed waves"
     source = "Chi et al. 2022, arXiv 2212.10356"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "causal language models keep their perplexity on longer texts"
     symmetric = True
     zero_init_is_identity = False
     options = {

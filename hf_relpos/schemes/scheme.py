@@ -154,6 +154,28 @@ def look_up(
         ) from error
 
 
+def check_options(options: Mapping[str, Any], known: Mapping[str, Option], field: str, owner: str) -> None:
+    """Check options by name.
+
+    Args:
+        options: the given values.
+        known: what there is.
+        field: name of the argument that holds them.
+        owner: what has these options, for the error.
+
+    Raises:
+        ValueError: for an unknown option or a value that is not accepted. It names field, value and what is known.
+    """
+    for key, value in options.items():
+        given = f"{field}[{reprlib.repr(key)}] = {reprlib.repr(value)}"
+        if key not in known:
+            listed = ", ".join(known) or "none"
+            raise ValueError(f"{given}: {owner} has no such option{nearest(key, known)}; known options: {listed}")
+        if not known[key].accepts(value):
+            limit = f" (up to {MAX_COUNT:,})" if isinstance(value, int) and value > MAX_COUNT else ""
+            raise ValueError(f"{given} is not accepted by {owner}; {key}: {known[key].help}{limit}")
+
+
 OUT_OF_RANGE = {
     "clip": "distances beyond the range share its last row",
     "zero": "distances beyond the range have no term",
@@ -176,7 +198,6 @@ class Scheme(nn.Module):
             of scripts/maintenance/golden names it.
         out_of_range: how terms can behave beyond the trained range: keys of `OUT_OF_RANGE`, the default first. They
             become the values of the option `out_of_range`, which every scheme has.
-        extrapolation_claim: one line on what its source says about inputs longer than those trained on.
         options: the keys of `config.position_options` that it accepts, besides `out_of_range`.
         symmetric: whether the terms are the same for keys to the left and to the right. Without a causal mask, a
             reversed text then gives reversed outputs. It may depend on options: see `is_symmetric_with`.
@@ -194,7 +215,6 @@ class Scheme(nn.Module):
     source: ClassVar[str]
     original: ClassVar[str | None] = None
     out_of_range: ClassVar[tuple[str, ...]]
-    extrapolation_claim: ClassVar[str]
     options: ClassVar[dict[str, Option]] = {}
     symmetric: ClassVar[bool] = False
     relative: ClassVar[bool]
@@ -216,7 +236,7 @@ class Scheme(nn.Module):
             if not hasattr(cls, "name"):
                 raise TypeError(f"{cls.__name__} has no name; give it one: class {cls.__name__}(Scheme, name=…)")
             return
-        for needed in ("source", "out_of_range", "extrapolation_claim"):
+        for needed in ("source", "out_of_range"):
             if not hasattr(cls, needed):
                 raise TypeError(f"{cls.__name__} has no {needed}; the docstring of Scheme says what it declares")
         cls.name = name
@@ -251,8 +271,7 @@ class Scheme(nn.Module):
         """Complete `options` with the defaults.
 
         Raises:
-            ValueError: for an unknown option or a value that is not accepted. It names field, value and what is known.
-                Also for an odd `even_size`.
+            ValueError: as `check_options`, and for an odd `even_size`.
         """
         sizes = {"head_size": config.hidden_size // config.num_attention_heads, "hidden_size": config.hidden_size}
         if cls.even_size and sizes[cls.even_size] % 2:
@@ -261,18 +280,7 @@ class Scheme(nn.Module):
                 f"{cls.even_size} = {sizes[cls.even_size]}; the scheme {cls.name!r} requires an even one"
             )
         options = options or {}
-        for key, value in options.items():
-            if key not in cls.options:
-                raise ValueError(
-                    f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: the scheme {cls.name!r} has no "
-                    f"such option{nearest(key, cls.options)}; known options: {', '.join(cls.options)}"
-                )
-            if not cls.options[key].accepts(value):
-                limit = f" (up to {MAX_COUNT:,})" if isinstance(value, int) and value > MAX_COUNT else ""
-                raise ValueError(
-                    f"position_options[{key!r}] = {reprlib.repr(value)} is not accepted by the scheme {cls.name!r}; "
-                    f"{key}: {cls.options[key].help}{limit}"
-                )
+        check_options(options, cls.options, "position_options", f"the scheme {cls.name!r}")
         return {**cls.defaults(), **options}
 
     @classmethod

@@ -17,12 +17,13 @@ class Shaw(Scheme, name="shaw"):
     Parameters: key and value, each (2·clip + 1, d), row r + clip; per layer. The heads share them, as in the authors'
     tensor2tensor code (`relative_positions_keys` and `relative_positions_values`). With `per_head` they are
     (H, 2·clip + 1, d).
+
+    On longer inputs, by its source: clipping lets it generalise to lengths not seen in training.
     """
 
     summary = "A vector per near distance, added to keys and values"
     source = "Shaw et al. 2018, arXiv 1803.02155, eq. 3-4"
     out_of_range = ("clip", "zero")
-    extrapolation_claim = "clipping lets it generalise to lengths not seen in training"
     options = {
         "clip": integer(16, "k of the paper, the largest distance with an embedding of its own"),
         "per_head": choice(False, True, help="tables of their own for each head"),

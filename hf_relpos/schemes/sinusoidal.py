@@ -38,12 +38,13 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     There are three layouts. `interleaved` is the paper's formula (and DistilBERT's). `concat` has the same columns in
     another order (Transformer-XL). `t2t` also has other frequencies (tensor2tensor, fairseq). The paper multiplies the
     word embeddings by √D. Here they are unchanged, and `amplitude` sets the balance.
+
+    On longer inputs, by its source: may extrapolate; Press et al. find that it does not.
     """
 
     summary = "Fixed waves of the position, added to the words"
     source = "Vaswani et al. 2017, arXiv 1706.03762, §3.5"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "may extrapolate; Press et al. find that it does not"
     zero_init_is_identity = False  # the input has positions from the start
     even_size = "hidden_size"
     options = {

@@ -39,7 +39,6 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     summary = "Fixed waves of row and column, added to the words"
     source = "Parmar et al. 2018, arXiv 1802.05751, §3.1; tensor2tensor add_timing_signal_nd"
     out_of_range = ("extrapolate",)
-    extrapolation_claim = "nothing about larger images"
     zero_init_is_identity = False  # the input has positions from the start
     required_inputs = frozenset({"grid"})
     options = {"amplitude": AMPLITUDE}

@@ -39,12 +39,14 @@ class T5(Scheme, name="t5"):
 
     Buckets distinguish left and right, so half of them serve each side; in a decoder, all serve the left. The table is
     `encoder.distance_embedding.relative_attention_bias.weight`, shared by all layers.
+
+    On longer inputs, by its source: nothing; Press et al. find that perplexity stays low slightly beyond the trained
+    length.
     """
 
     summary = "A score per head and bucket of distances"
     source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
     out_of_range = ("clip",)
-    extrapolation_claim = "nothing; Press et al. find that perplexity stays low slightly beyond the trained length"
     options = {
         "buckets": integer(32, "size of the table, a multiple of 4 (of 2 in a decoder)"),
         "max_distance": integer(

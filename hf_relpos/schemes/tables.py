@@ -38,12 +38,13 @@ class Tables(Scheme, name="tables"):
 
     Parameters: A, B and V (H or 1, N, d), c (H or 1, N); per layer. N is the number of knots, or 2·max_distance + 1
     with `storage`="rows", in ascending order of r.
+
+    On longer inputs: distances beyond the range share the last row.
     """
 
     summary = "All tables of the formula, unconstrained: the closest conversion"
     source = "hf_relpos; hat functions on knots as in shape-constrained regression"
     out_of_range = ("clip", "zero")
-    extrapolation_claim = "ours: distances beyond the range share the last row"
     options = {
         "terms": WHICH_TABLES,
         "per_head": choice(True, False, help="tables of their own for each head"),

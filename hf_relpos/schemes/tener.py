@@ -23,12 +23,13 @@ class Tener(Scheme, name="tener"):
     after its heads; here BERT's stays.
 
     Parameters: r_r_bias and r_w_bias (H, d); per layer.
+
+    On longer inputs, by its source: tells direction and distance; nothing about longer inputs.
     """
 
     summary = "Fixed waves that tell left from right, and learned biases"
     source = "fastnlp/TENER modules/relative_transformer.py; Yan et al. 2019, arXiv 1911.04474, §3.2"
     out_of_range = ("extrapolate", "clip")
-    extrapolation_claim = "tells direction and distance; nothing about longer inputs"
     zero_init_is_identity = False  # R has no parameters, and s = 1
     even_size = "head_size"
     options = {

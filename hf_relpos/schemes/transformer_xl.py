@@ -19,12 +19,13 @@ class TransformerXL(Scheme, name="transformer_xl"):
     and its W_{k,R} is `r_net`. Names and shapes are those of the published checkpoints with `untie_r`.
 
     Parameters: r_net.weight (H·d, D); r_w_bias and r_r_bias (H, d); per layer.
+
+    On longer inputs, by its source: works with a longer memory than it was trained with (causal).
     """
 
     summary = "Projected waves of the distance, and learned biases"
     source = "Dai et al. 2019, arXiv 1901.02860, §3.3"
     out_of_range = ("extrapolate", "clip")
-    extrapolation_claim = "works with a longer memory than it was trained with (causal)"
     even_size = "hidden_size"
     options = {
         "clamp_len": integer(

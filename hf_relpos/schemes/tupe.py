@@ -33,7 +33,6 @@ class Tupe(Scheme, name="tupe"):
     summary = "Scores of positions, separate from those of words"
     source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
     out_of_range = ("clip", "zero")
-    extrapolation_claim = "nothing about longer inputs"
     zero_init_is_identity = False  # because of the scale
     uses_absolute_positions = True
     options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}

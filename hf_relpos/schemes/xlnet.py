@@ -25,12 +25,13 @@ class XLNet(Scheme, name="xlnet"):
 
     Parameters: r (D, H, d); r_w_bias, r_r_bias (H, d); with `segments` r_s_bias (H, d) and seg_embed (2, H, d), row 0
     for the same segment; per layer. Names and shapes are those of the published checkpoints.
+
+    On longer inputs, by its source: as `transformer_xl`.
     """
 
     summary = "Projected waves of the distance, and terms of segments"
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
     out_of_range = ("extrapolate", "clip")
-    extrapolation_claim = "as `transformer_xl`"
     even_size = "hidden_size"
     options = {
         "clamp_len": TransformerXL.options["clamp_len"],

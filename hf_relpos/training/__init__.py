@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .distillation import DistillationReport, DistillationSettings, distil
+    from .distillation import DistillationReport, distil
 
 
-__all__ = ["DistillationReport", "DistillationSettings", "distil"]
+__all__ = ["DistillationReport", "distil"]
 
 
 def __getattr__(name: str) -> object:

@@ -73,11 +73,6 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         Raises:
             ValueError: if there are none, and for a window that is empty or too long, or does not fit the models.
         """
-        if not (hasattr(self.windows, "__len__") and hasattr(self.windows, "__getitem__")):
-            raise ValueError(
-                f"windows is a {type(self.windows).__name__}, which cannot be shuffled; give a list, or a dataset "
-                "with a length"
-            )
         if not len(self.windows):
             raise ValueError("windows is empty: give at least one window of token ids")
         for number in range(len(self.windows) if isinstance(self.windows, list | tuple) else 1):

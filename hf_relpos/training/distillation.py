@@ -4,13 +4,12 @@ It needs no labels: the targets are the frozen teacher's hidden states on window
 predictions. The training loop is Transformers' `Trainer`, with its mixed precision, distribution and checkpoints.
 """
 
-import dataclasses
 import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -34,94 +33,11 @@ from ..data.seed import check_seed
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.scheme import is_count, is_number
-from ..settings import check_settings, setting
 from .data import WindowBatches, collate
 from .losses import DEFAULT_LOSSES, LOSSES, Targets, compute_outputs, loss_parts, model_targets
 
 
 TEMPERATURE = 2.0  # of the logits
-
-# `TrainingArguments` that `distil` sets itself, and the setting or argument of `distil` to use instead, if any.
-OWN_ARGUMENTS = {
-    "output_dir": None,
-    "save_strategy": None,
-    "max_steps": "steps",
-    "learning_rate": "learning_rate",
-    "logging_steps": None,
-    "logging_strategy": None,
-    "seed": "seed",
-    "disable_tqdm": "progress",
-    "per_device_train_batch_size": "batch_tokens",
-    "accelerator_config": None,
-    "auto_find_batch_size": None,
-    "ignore_data_skip": None,
-    "include_num_input_tokens_seen": None,
-    "remove_unused_columns": None,
-}
-
-
-@dataclass(frozen=True)
-class DistillationSettings:
-    """Settings of `distil`.
-
-    Attributes:
-        steps: optimizer steps.
-        batch_tokens: tokens of a batch, padding included; a longer window is a batch by itself.
-        learning_rate: peak learning rate of all parameters except the scheme's.
-        table_learning_rate: peak learning rate of the scheme's parameters.
-        losses: weights by key of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
-            attn_implementation='eager'. Load the teacher with that: it improves the result considerably.
-        seed: seed of the batches.
-        trainer_arguments: other `TrainingArguments`: `bf16`, `gradient_accumulation_steps`, `lr_scheduler_type`, …
-
-    Raises:
-        ValueError: for an invalid value; names the setting and its valid values.
-    """
-
-    steps: int = setting(200, "a positive integer", is_count)
-    batch_tokens: int = setting(4096, "a positive integer", is_count)
-    learning_rate: float = setting(1e-4, "a positive number", is_number)
-    table_learning_rate: float = setting(3e-2, "a positive number", is_number)
-    losses: Mapping[str, float] | None = None
-    seed: int = 0
-    trainer_arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        check_seed(self.seed)
-        if self.losses is not None:
-            _check_losses(self.losses)
-        _check_trainer_arguments(self.trainer_arguments)
-
-
-def _check_losses(losses: Mapping[str, float]) -> None:
-    """
-    Raises:
-        ValueError: for an unknown part, a weight that is not positive, and an empty mapping.
-    """
-    for name, weight in losses.items():
-        if name not in LOSSES:
-            raise ValueError(f"losses[{name!r}] is unknown; known parts: {', '.join(LOSSES)}")
-        if not is_number(weight):
-            raise ValueError(f"losses[{name!r}] = {weight!r}: give a positive weight, or leave the part out")
-    if not losses:
-        raise ValueError(f"losses is empty: name at least one of {', '.join(LOSSES)}")
-
-
-def _check_trainer_arguments(arguments: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ValueError: for fields that `distil` sets itself, and fields that `TrainingArguments` lacks.
-    """
-    known = {each.name for each in dataclasses.fields(TrainingArguments)}
-    for name, value in arguments.items():
-        if name in OWN_ARGUMENTS:
-            remedy = f"give {OWN_ARGUMENTS[name]} to distil" if OWN_ARGUMENTS[name] else "distil sets it; leave it out"
-            raise ValueError(f"trainer_arguments[{name!r}] = {value!r}: {remedy}")
-        if name not in known:
-            raise ValueError(
-                f"trainer_arguments[{name!r}] = {value!r}: TrainingArguments has no such field; leave it out"
-            )
 
 
 @dataclass(frozen=True)
@@ -132,22 +48,14 @@ class DistillationReport:
         steps: optimizer steps.
         tokens: tokens that the student read in these steps, without padding, over all processes.
         seconds: wall time of this call.
-        processes: number of processes.
         losses: for each part of the loss, and `total`, its mean at the `start` and the `end`: over the first and the
             last twentieth of the steps that had it. Parts are unweighted, `total` is weighted.
-        settings: the settings, with the parts of the loss that were used.
     """
 
     steps: int
     tokens: int
     seconds: float
-    processes: int
     losses: dict[str, dict[str, float]]
-    settings: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain values."""
-        return asdict(self)
 
 
 # Name of the modules with the parameters of position schemes, in every model of this package.
@@ -167,7 +75,7 @@ class DistillationTrainer(Trainer):
         *args: Any,
         targets: Callable[[Mapping[str, torch.Tensor]], Targets],
         losses: Mapping[str, float],
-        table_learning_rate: float | None = None,
+        table_learning_rate: float,
         **kwargs: Any,
     ) -> None:
         """
@@ -175,13 +83,13 @@ class DistillationTrainer(Trainer):
             args: positional arguments of Trainer.
             targets: maps a batch from `collate` to Targets.
             losses: weights by key of `LOSSES`.
-            table_learning_rate: for parameters named `distance_embedding`; None for `args.learning_rate`.
+            table_learning_rate: for parameters named `distance_embedding`.
             kwargs: keyword arguments of Trainer.
         """
         super().__init__(*args, **kwargs)
         self.targets = targets
         self.losses = dict(losses)
-        self.table_learning_rate = self.args.learning_rate if table_learning_rate is None else table_learning_rate
+        self.table_learning_rate = table_learning_rate
         # the loss is a mean over the batch, so the Trainer divides it by the number of accumulated batches
         self.model_accepts_loss_kwargs = False
         self._sums = torch.zeros(2, len(self.losses), device=self.args.device)  # sum and number of batches, by part
@@ -229,18 +137,20 @@ class DistillationTrainer(Trainer):
         return self.optimizer
 
 
-# Modules that no part of the loss reaches. They are frozen, since DDP waits for gradients of all trained parameters.
-UNREACHED = ("pooler", "seq_relationship")
-
-
 def distil(
     student: RelPosBertPreTrainedModel,
     teacher: PreTrainedModel,
     windows: Sequence[Any],
-    settings: DistillationSettings | None = None,
     *,
+    steps: int = 200,
+    batch_tokens: int = 4096,
+    learning_rate: float = 1e-4,
+    table_learning_rate: float = 3e-2,
+    losses: Mapping[str, float] | None = None,
+    seed: int = 0,
     progress: bool | ProgressCallback = False,
     callbacks: Sequence[TrainerCallback] = (),
+    **trainer_arguments: Any,
 ) -> DistillationReport:
     """Train a student with relative positions to reproduce the outputs of a teacher with absolute positions.
 
@@ -255,25 +165,40 @@ def distil(
             `token_type_ids`. Only the lengths of these windows improve: 512 tokens need windows of 512. For windows
             longer than the teacher's maximum length the targets come from overlapping windows, and attention is not
             compared: see `model_targets`.
-        settings: None for the defaults.
+        steps: optimizer steps.
+        batch_tokens: tokens of a batch, padding included; a longer window is a batch by itself.
+        learning_rate: peak learning rate of all parameters except the scheme's.
+        table_learning_rate: peak learning rate of the scheme's parameters.
+        losses: weights by key of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
+            attn_implementation='eager'. Load the teacher with that: it improves the result considerably.
+        seed: seed of the batches.
         progress: show a progress bar; without a terminal, print a line every 30 seconds. Or a function to call as
             `progress(description, completed, total)`.
         callbacks: callbacks of the Trainer.
+        trainer_arguments: other `TrainingArguments`: `bf16`, `gradient_accumulation_steps`, `lr_scheduler_type`, …
 
     Raises:
-        ValueError: for models, windows and settings that do not fit each other, before anything is trained.
+        ValueError: for models, windows and values that do not fit each other, before anything is trained.
+        TypeError: for a `TrainingArguments` field that does not exist, or that `distil` sets itself.
     """
-    settings = settings or DistillationSettings()
-    losses = _default_losses(student, teacher) if settings.losses is None else dict(settings.losses)
+    losses = _default_losses(student, teacher) if losses is None else dict(losses)
+    if not losses or not losses.keys() <= LOSSES.keys():
+        raise ValueError(f"losses = {losses}: give weights of some of {', '.join(LOSSES)}")
+    counts = {"steps": steps, "batch_tokens": batch_tokens}
+    rates = {"learning_rate": learning_rate, "table_learning_rate": table_learning_rate}
+    for name, value in (counts | rates | {f"losses[{name!r}]": weight for name, weight in losses.items()}).items():
+        if not (is_count(value) if name in counts else is_number(value)):
+            raise ValueError(f"{name} = {value!r}: give a positive {'integer' if name in counts else 'number'}")
+    check_seed(seed)
     _check_models(student, teacher, losses)
     limit = model_max_length(teacher)
     batches = WindowBatches(
         windows,
-        settings.batch_tokens,
+        batch_tokens,
         student.config.vocab_size,
         _max_length(student, limit, losses),
-        settings.seed,
-        _token_types(student, teacher),
+        seed,
+        min(student.config.type_vocab_size, getattr(teacher.config, "type_vocab_size", 0)),
     )
     batches.check()
     started = time.perf_counter()
@@ -281,11 +206,28 @@ def distil(
     targets = partial(model_targets, teacher if "logits" in losses else teacher.base_model, limit, names=losses)
     with (
         tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder,
-        _prepared(student),
-        _evaluating(teacher),
+        _prepared(student, teacher),
         fast_linears(student, teacher),
     ):
-        arguments = _training_arguments(settings, folder)
+        arguments = TrainingArguments(
+            output_dir=folder,
+            save_strategy="no",
+            max_steps=steps,
+            learning_rate=learning_rate,
+            seed=seed,
+            disable_tqdm=True,  # see _Progress
+            logging_steps=max(1, steps // 20),
+            per_device_train_batch_size=1,  # an item of the data set is a batch
+            accelerator_config={"dispatch_batches": False, "split_batches": False},
+            include_num_input_tokens_seen="non_padding",
+            remove_unused_columns=False,
+            **{
+                "warmup_steps": math.ceil(steps / 10),
+                "report_to": "none",
+                "dataloader_pin_memory": torch.cuda.is_available(),
+                **trainer_arguments,
+            },
+        )
         teacher.to(arguments.device)  # type: ignore[arg-type]  # Transformers' decorator hides self
         trainer = DistillationTrainer(
             model=trained,
@@ -295,7 +237,7 @@ def distil(
             callbacks=list(callbacks),
             targets=targets,
             losses=losses,
-            table_learning_rate=settings.table_learning_rate,
+            table_learning_rate=table_learning_rate,
         )
         trainer.remove_callback(PrinterCallback)
         with (
@@ -311,13 +253,11 @@ def distil(
         steps=trainer.state.global_step,
         tokens=int(trainer.state.num_input_tokens_seen),
         seconds=time.perf_counter() - started,
-        processes=arguments.world_size,
         losses={
             name: {"start": values[0], "end": values[-1]}
             for name, key in parts.items()
             if (values := [entry[key] for entry in history if key in entry])
         },
-        settings={**asdict(settings), "losses": losses, "trainer_arguments": dict(settings.trainer_arguments)},
     )
 
 
@@ -325,11 +265,6 @@ def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str
     """Length of the longest window: the student's limit, and the teacher's if only the attention is compared."""
     limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
     return min((each for each in limits if each is not None), default=None)
-
-
-def _token_types(student: PreTrainedModel, teacher: PreTrainedModel) -> int:
-    """Number of token types that both read."""
-    return min(student.config.type_vocab_size, getattr(teacher.config, "type_vocab_size", 0))
 
 
 class _Progress(TrainerCallback):
@@ -346,30 +281,6 @@ class _Progress(TrainerCallback):
     on_train_begin = on_step_end
 
 
-def _training_arguments(settings: DistillationSettings, folder: str) -> TrainingArguments:
-    """`TrainingArguments` for the settings; `trainer_arguments` override some of them."""
-    logging_steps = max(1, settings.steps // 20)
-    defaults = {
-        "warmup_steps": math.ceil(settings.steps / 10),
-        "report_to": "none",
-        "dataloader_pin_memory": torch.cuda.is_available(),
-    }
-    return TrainingArguments(
-        output_dir=folder,
-        save_strategy="no",
-        max_steps=settings.steps,
-        learning_rate=settings.learning_rate,
-        seed=settings.seed,
-        disable_tqdm=True,  # see _Progress
-        logging_steps=logging_steps,
-        per_device_train_batch_size=1,  # an item of the data set is a batch
-        accelerator_config={"dispatch_batches": False, "split_batches": False},
-        include_num_input_tokens_seen="non_padding",
-        remove_unused_columns=False,
-        **{**defaults, **settings.trainer_arguments},
-    )
-
-
 def _default_losses(student: PreTrainedModel, teacher: PreTrainedModel) -> dict[str, float]:
     """The parts of `DEFAULT_LOSSES` that these models support."""
     comparable = _returns_attention(student) and _returns_attention(teacher)
@@ -382,35 +293,20 @@ def _returns_attention(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def _prepared(student: PreTrainedModel) -> Iterator[None]:
-    """Context without dropout, because targets are deterministic, and without gradients that no loss needs."""
-    device = student.device
+def _prepared(student: PreTrainedModel, teacher: PreTrainedModel) -> Iterator[None]:
+    """Context without dropout, because targets are deterministic; devices, modes and dropout are restored."""
+    own, other, training = student.device, teacher.device, teacher.training
     probabilities = {module: module.p for module in student.modules() if isinstance(module, nn.Dropout)}
-    flags = {parameter: parameter.requires_grad for parameter in student.parameters()}
     try:
+        teacher.eval()
         for module in probabilities:
             module.p = 0.0
-        for name, parameter in student.named_parameters():
-            if any(part in name.split(".") for part in UNREACHED):
-                parameter.requires_grad = False
         yield
     finally:
         for module, probability in probabilities.items():
             module.p = probability
-        for parameter, flag in flags.items():
-            parameter.requires_grad = flag
-        student.eval().to(device)
-
-
-@contextmanager
-def _evaluating(teacher: PreTrainedModel) -> Iterator[None]:
-    """Context in which the teacher is in evaluation mode; its mode and device are restored afterwards."""
-    device, training = teacher.device, teacher.training
-    teacher.eval()
-    try:
-        yield
-    finally:
-        teacher.train(training).to(device)
+        student.eval().to(own)
+        teacher.train(training).to(other)
 
 
 def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Mapping[str, float]) -> None:

@@ -11,10 +11,6 @@ been added. A file that a kill cut short is removed first, and an id occurs in o
 
 Each worker has the encoder, with `hf_relpos.optimize` unless `--optimize False` is given, on one CPU core or one GPU.
 All machines of a cluster need hf_relpos, sentence-transformers and Ray; this folder of scripts is sent to them.
-
-With --late_chunking every line of a text that has a letter is a passage, and its vector is the mean of its tokens'
-states, read in the context of the whole text. A row is a text with lists: `vector` of each passage, `begin` and `end`,
-its first character and the one after its last. `table.explode(["vector", "begin", "end"])` of pandas has one row each.
 """
 
 import ctypes
@@ -30,21 +26,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import ray
-import torch
 from ray.data.checkpoint import CheckpointConfig
 from recipes.arguments import ModelArguments, check_least, import_file, launch, option
 from recipes.data import check_suffix
 from recipes.models import load_config
 from run_embedding import load_encoder
-from sentence_transformers import SentenceTransformer
 
 from hf_relpos.data.records import text_problem
-from hf_relpos.evaluation import Encoder, passage_vectors
 from hf_relpos.files import atomic_file, write_json
 
 
@@ -52,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 FORMATS = (".jsonl", ".csv", ".tsv", ".parquet")
 PRECISIONS = ("float32", "float16")
-# A passage of --late_chunking.
-LINE = re.compile(r"[^\n]*\w[^\n]*")
 # What the files of a folder have in common, and where Ray keeps the ids that it has written. By their underscores no
 # reader of the folder takes them for rows.
 SETTINGS, WRITTEN = "_encoding.json", "_written"
@@ -73,7 +63,6 @@ class EncodingArguments:
     shard_size: int = option("rows of a file, which a worker encodes at once, sorted by length", 5_000)
     batch_size: int = option("texts encoded at once", 32)
     precision: str = option("of the stored vectors: float32 or float16", "float32")
-    late_chunking: bool = option("a vector for each line, in the context of its text", False)
     workers: int | None = option("encoders; default: one for each GPU, or without GPUs for each core")
 
     def __post_init__(self) -> None:
@@ -108,34 +97,11 @@ class TextEncoder:
         for name, text in zip(ids, texts, strict=True):
             if problem := text_problem(text):
                 raise ValueError(f"{args.id_column_name} {name}: {args.text_column_name!r} {problem}")
-        if args.late_chunking:
-            return pa.table({args.id_column_name: ids, **self._passages(texts)})
         vectors = self.model.encode(texts, batch_size=args.batch_size, show_progress_bar=False)
         with suppress(OSError, AttributeError, TypeError):  # another C library than glibc
             ctypes.CDLL(None).malloc_trim(0)  # batches without padding differ in size, and leave gaps in the heap
-        return pa.table({args.id_column_name: ids, "vector": self._column(vectors)})
-
-    def _column(self, vectors: np.ndarray) -> pa.FixedSizeListArray:
-        return pa.FixedSizeListArray.from_arrays(vectors.astype(self.args.precision).ravel(), vectors.shape[1])
-
-    def _passages(self, texts: Sequence[str]) -> dict[str, pa.ListArray]:
-        """The columns of lists. A row has all passages of a text, so that its id says that they are written."""
-        found = [late_chunks(self.model, text) for text in texts]
-        ends = pa.array(np.cumsum([0, *(len(borders) for borders, _ in found)]), pa.int32())
-        spans = np.array([border for borders, _ in found for border in borders], np.int64).reshape(-1, 2)
-        columns = {"vector": self._column(np.concatenate([vectors for _, vectors in found]))}
-        columns |= {"begin": pa.array(spans[:, 0]), "end": pa.array(spans[:, 1])}
-        return {name: pa.ListArray.from_arrays(ends, values) for name, values in columns.items()}
-
-
-def late_chunks(model: SentenceTransformer, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """Borders of the passages of a text, and their vectors, (passages, D)."""
-    encoder = Encoder(model.transformers_model, model.tokenizer, max_length=model.max_seq_length)
-    borders = [line.span() for line in LINE.finditer(text)]
-    vectors = passage_vectors(encoder, text, borders)
-    if any(type(module).__name__ == "Normalize" for module in model):
-        vectors = torch.nn.functional.normalize(vectors, dim=-1)
-    return borders, vectors.float().numpy()
+        column = pa.FixedSizeListArray.from_arrays(vectors.astype(args.precision).ravel(), vectors.shape[1])
+        return pa.table({args.id_column_name: ids, "vector": column})
 
 
 def read_files(paths: Sequence[str]) -> ray.data.Dataset:
@@ -184,7 +150,7 @@ def check_settings(args: EncodingArguments, model_args: ModelArguments) -> None:
     Raises:
         ValueError: for a folder of other settings, or a model that is not there.
     """
-    folder, shared = Path(args.output_dir), ("id_column_name", "max_seq_length", "precision", "late_chunking")
+    folder, shared = Path(args.output_dir), ("id_column_name", "max_seq_length", "precision")
     settings = {"model": model_args.model_name_or_path, "weights": hash_weights(model_args)}
     settings["text_column_name"] = args.text_column_name
     settings |= {name: value for name, value in asdict(args).items() if name in shared}

@@ -311,7 +311,7 @@ def converted(part: Part) -> None:
     options = {"steps": 2 if part.tiny else 40}
 
     def cosines(device: str, out: Path) -> list[float]:
-        given = {"quality": "fast", "texts": read_text("train"), "method_options": options, "device": device}
+        given = {"texts": read_text("train"), "method_options": options, "device": device}
         lengths = hf_relpos.convert(CHECKPOINT, out, **given).details["fidelity"]["lengths"]
         return [length["token_cosine"] for length in lengths]
 

@@ -158,13 +158,13 @@ def others():
     """Two schemes that exist for one test: a second rotation, and a second module at the input."""
 
     class Twist(Scheme, name="twist"):
-        source, out_of_range, extrapolation_claim = "a test", ("extrapolate",), "none"
+        source, out_of_range = "a test", ("extrapolate",)
 
         def rotate(self, vectors, positions):
             return vectors
 
     class Ramp(Scheme, name="ramp"):
-        source, out_of_range, extrapolation_claim = "a test", ("extrapolate",), "none"
+        source, out_of_range = "a test", ("extrapolate",)
 
         @classmethod
         def input_module(cls, config, settings):

@@ -172,7 +172,7 @@ def test_gradients_by_finite_differences(name):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_describes_itself(name):
     scheme = SCHEMES[name]
-    assert scheme.name == name and scheme.source and scheme.out_of_range and scheme.extrapolation_claim
+    assert scheme.name == name and scheme.source and scheme.out_of_range
     for option in scheme.options.values():
         assert option.help and option.accepts(option.default)
     assert not list(tiny_attention(name).distance_embedding.buffers())
