@@ -330,13 +330,15 @@ def test_a_row_is_rotated_for_the_longest_one_beside_it():
     plain.load_state_dict(model.state_dict())
     real = torch.arange(40) < torch.tensor([40, 12, 5])[:, None]
     ids = torch.randint(1, 50, real.shape) * real
+    gaps = {"position_ids": (2 * torch.arange(40)).expand(3, 40)}  # each group of rows has terms of its own
     with torch.no_grad():
-        padded = model(ids, attention_mask=real.long()).last_hidden_state
+        padded, *both = (model(ids, attention_mask=real.long(), **more).last_hidden_state for more in ({}, gaps))
         model.config.unpad_inputs = True
-        unpadded = model(ids, attention_mask=real.long()).last_hidden_state
+        both += (model(ids, attention_mask=real.long(), **more).last_hidden_state for more in (gaps, {}))
         short = model(ids[1:, :12], attention_mask=real[1:, :12].long()).last_hidden_state
         expected = plain(ids[1:, :12], attention_mask=real[1:, :12].long()).last_hidden_state
-    assert torch.allclose(padded[real], unpadded[real], rtol=0, atol=1e-11)
+    for one, other in ((padded, both[2]), both[:2]):
+        assert torch.allclose(one[real], other[real], rtol=0, atol=1e-11)
     assert torch.allclose(short[real[1:, :12]], expected[real[1:, :12]], rtol=0, atol=1e-12)
     assert (padded[1:, :12] - short)[real[1:, :12]].abs().max() > 1e-3
 

@@ -102,6 +102,7 @@ MODELS = (
     Need(f"{MASKS}:and_masks"),
     Need(f"{MASKS}:ALL_MASK_ATTENTION_FUNCTIONS.register"),
     Need("transformers.activations:ACT2FN"),
+    Need("transformers.modeling_rope_utils:ROPE_INIT_FUNCTIONS"),
     Need("transformers.utils.generic:merge_with_config_defaults"),
     Need(f"{CAPTURE}:capture_outputs"),
     Need(f"{MODEL}._init_weights", ("module",)),
@@ -149,6 +150,14 @@ LIVE = {
     # layers of earlier releases do not hand on what the stack passes to their attention
     "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
     "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
+    "Wav2Vec2BertSelfAttention": Need(
+        "transformers.models.wav2vec2_bert.modeling_wav2vec2_bert:Wav2Vec2BertSelfAttention.forward",
+        (STATES, "attention_mask"),
+    ),
+    "SeamlessM4Tv2ConformerSelfAttention": Need(
+        "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2ConformerSelfAttention.forward",
+        (STATES, "attention_mask"),
+    ),
     "UMT5 buckets": Need(f"{UMT5}:UMT5Attention._relative_position_bucket", ("relative_position",)),
 }
 # RoFormer's decoders had no causal mask.

@@ -17,6 +17,7 @@ from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import (
     BertEncoder,

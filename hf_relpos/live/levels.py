@@ -18,7 +18,7 @@ from .encoder import FEWEST, SETUP, Setup, is_padding
 from .end_to_end import sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import foreign_part, is_watched, modules_in, stock_class, transformers_class
-from .own import OWN, OwnParts, own_parts
+from .own import OWN, OwnParts, give_speech, own_parts
 from .probe import SIDES, padding_tokens
 from .shadow import shadow
 
@@ -104,6 +104,10 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Ta
     """
     root, taken = found.module, Taken([], [], set())
     candidates: list[tuple[str, str, Any, Setup | None, OwnParts | None]] = []
+    if speech := give_speech(root):
+        changed += speech
+        effect = "relative attention of sound is faster, in memory linear in the length"
+        taken.encoders.append(Encoder(found.path, stock_class(type(root)).__name__, len(speech), "", 0.0, effect))
     for name, encoder in encoders_in(root):
         taken.inside |= {
             each for part in modules_in(encoder) if isinstance(part, nn.ModuleList) for each in part.modules()
@@ -114,7 +118,7 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Ta
             taken.skipped.append(Skipped(place, stock_class(type(encoder)).__name__, reason))
         else:
             candidates.append((name, place, encoder, setup, own))
-    if not candidates and not taken.skipped:
+    if not (candidates or taken.skipped or speech):
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
         taken.skipped.append(Skipped(found.path, stock_class(type(root)).__name__, reason))
     unpadded = [(name, setup, own) for name, _, _, setup, own in candidates if setup is not None]

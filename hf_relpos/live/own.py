@@ -132,6 +132,25 @@ OWN = (
 )
 
 
+# Attention without a batch to unpad: classes of Transformers whose instances may have `relative_key`.
+SPEECH = {"Wav2Vec2BertSelfAttention": "wav2vec2_bert", "SeamlessM4Tv2ConformerSelfAttention": "seamless_m4t_v2"}
+
+
+def give_speech(root: nn.Module) -> list[nn.Module]:
+    """Give speech encoders' relative attention our classes, in place; returns what was changed."""
+    found: list[nn.Module] = [
+        part
+        for part in root.modules()
+        if type(part).__module__ == _file(SPEECH.get(type(part).__name__, ""))
+        and getattr(part, "position_embeddings_type", None) == "relative_key"
+        and all(each.device.type == "cpu" for each in part.parameters())
+    ]
+    for part in found:
+        code = importlib.import_module(f"{__package__}.speech")
+        part.__class__ = getattr(code, f"Accelerated{type(part).__name__}")
+    return found
+
+
 def own_parts(encoder: nn.Module) -> tuple[OwnParts | None, str | None]:
     """The parts for an encoder, None if there are none; and why they are not taken, if that is to be said."""
     found = next((each for each in OWN if each.fits(encoder)), None)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
+from ..host.transformers import ROPE_INIT_FUNCTIONS
 from .scheme import Option, Scheme, choice, is_number, nearest, one_of
 
 

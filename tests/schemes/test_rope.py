@@ -215,7 +215,7 @@ def test_layers_have_the_angles_of_their_kind():
     """Those of ModernBERT's local and global layers; and a model computes each layer with its own."""
     kinds = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-        "full_attention": {"rope_type": "yarn", "rope_theta": 160000.0, **LONGER},
+        "full_attention": {"rope_type": "linear", "rope_theta": 160000.0, "factor": 4.0},
     }
     layers = ["full_attention", "sliding_attention", "sliding_attention"]
     sizes = {**SIZES, "num_hidden_layers": 3}
