@@ -581,7 +581,7 @@ OPTIONS = [(name, option) for name, scheme in SCHEMES.items() for option in sche
 
 @pytest.mark.parametrize("name, option", OPTIONS, ids=["-".join(pair) for pair in OPTIONS])
 def test_bad_option_value(name, option):
-    value = ["no", "such", "value"]
+    value = ["no", "such", 1]
     with raises(ValueError, "position_options", f"'{option}'", value, f"'{name}'", SCHEMES[name].options[option].help):
         tiny_config(name, position_options={option: value})
 
