@@ -30,6 +30,7 @@ CARDS = {
     "benchmarks/finetuning.json": "bench_finetuning",
     "benchmarks/gliner.json": "bench_gliner",
     "benchmarks/gpu.json": "device_check",
+    "benchmarks/heads.json": "bench_heads",
     "benchmarks/passkeys.json": "bench_passkeys",
     "benchmarks/probes.json": "probe_schemes",
     "families.json": "family_parity",
