@@ -4,18 +4,22 @@ import dataclasses
 
 import pytest
 import torch
+from errors import raises
 from oracles import extra_inputs, padding, tiny_model
 from test_chunked import case_id, largest
 from test_formula import ALL, LargestTensor as Largest, random_terms
 from test_models import CAPABLE, ON_CPU, visible_in_window
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel
-from hf_relpos.attention.backends import chunked as backend_chunked
+from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms
+from hf_relpos.attention import dispatch as backends
+from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import Chunked, chunks as skewed
 from hf_relpos.attention.call import AttentionCall
+from hf_relpos.attention.context import Positions
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.sliding_window import SlidingWindowMask
+from hf_relpos.schemes.registry import combined
 
 
 BATCH, HEADS, SIZE = 2, 3, 4
@@ -28,6 +32,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(skewed, "WINDOWED", 16)
     monkeypatch.setattr(skewed, "BLOCK", 8)
     monkeypatch.setattr(backend_chunked, "KEPT", 0)
+    monkeypatch.setattr(band_blocks, "QUERIES", 16)
 
 
 def packed(length):
@@ -147,18 +152,30 @@ def random_call(mask, terms, dropout=0.0):
     return AttentionCall(*tensors, terms, context, mask=mask, dropout=dropout, needs_gradients=True, layer=layer)
 
 
-def outputs_and_gradients(call, whole=False):
-    """Output of real queries by chunks, or with the whole mask by eager, and the gradients of vectors and terms."""
-    terms = call.terms
-    needed = [call.query, call.key, call.value, *(table.rows for table in terms.all_tables), *terms.dense]
-    needed += [] if terms.content_bias is None else [terms.content_bias]
+def padded_call(letters, dropout=0.0):
+    """A call of 120 tokens, padding in the second row, in a window of 5."""
+    return random_call(mask_of("padding", 120, 5), random_terms(frozenset(letters), shared=True)[0], dropout)
+
+
+def computed(how, call):
+    """Output and weights; `run_attention` asks eager for the weights, and so for no blocks."""
+    return (Chunked() if how == "chunked" else BY_NAME[how]).run(call)
+
+
+def outputs_and_gradients(how, call, whole=False):
+    """Output of real queries, and the gradients of the vectors and of every table."""
+    needed = [call.query, call.key, call.value, *band_blocks._leaves(call.terms)]
     needed = [tensor.requires_grad_() for tensor in needed if tensor.is_floating_point()]
-    backend = BY_NAME["eager"] if whole else Chunked()
-    out, weights = backend.run(dataclasses.replace(call, mask=call.mask.dense) if whole else call)
+    out, weights = computed(how, dataclasses.replace(call, mask=call.mask.dense) if whole else call)
     assert whole or weights is None
     out = out * real_queries(call.mask)[..., None, None]
     torch.manual_seed(7)
     return [out.detach(), *torch.autograd.grad(out, needed, torch.randn_like(out), allow_unused=True)]
+
+
+def difference(how, call):
+    """In float64, so that nothing but rounding may differ."""
+    return largest(outputs_and_gradients(how, call), outputs_and_gradients("eager", call, whole=True))
 
 
 CHOSEN = [frozenset(letter) for letter in ("A", "B", "c", "V")] + [frozenset(), frozenset("Ac"), ALL]
@@ -178,19 +195,60 @@ def test_chunks_are_the_whole_mask(kind, chosen, monkeypatch):
         call = random_call(mask, terms)
         for most in (0, 1 << 30):
             monkeypatch.setattr(backend_chunked, "KEPT", most)
-            # in float64, so that nothing but rounding may differ
-            assert largest(outputs_and_gradients(call), outputs_and_gradients(call, whole=True)) <= 1e-12
+            assert difference("chunked", call) <= 1e-12
+
+
+def every_term(mask):
+    """Tables by offset and by another relation, gains, dense biases, rotation, hidden keys."""
+    length, keys = mask.query_length, mask.key_length
+    terms, _ = random_terms(ALL, shared=False)
+    by_pair = torch.randint(6, (BATCH, length, keys))
+    offsets = torch.randn(HEADS, 2 * keys, SIZE).double()
+    more = Terms(
+        query_table=(
+            Table(torch.randn(1, 6, SIZE).double(), lambda label: label, by_pair),
+            Table(offsets, lambda r: r + keys),
+        ),
+        dense=(torch.randn(BATCH, HEADS, length, keys).double(),),
+        gain=(Table(torch.rand(1, 9).double(), lambda r: r.clamp(-4, 4) + 4),),
+        feature_gain=Table(torch.rand(1, 3, SIZE).double(), lambda r: r.sign() + 1),
+        allow=(Table(torch.tensor([[True, True, False]]), lambda r: (r.abs() == 3).long() * 2),),
+    )
+    # no sum of terms has a rotation beside tables of vectors; backends compute it all the same
+    return dataclasses.replace(
+        combined(terms, more), rotate=lambda vectors, positions: vectors.roll(1, -1) * positions[..., None].cos()
+    )
+
+
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_any_term_are_the_whole_mask(kind, how):
+    """Eager: relations of the pair, gains, dense biases, rotation; SDPA all that is a bias."""
+    mask = mask_of(kind, 120, 5)
+    terms = every_term(mask)
+    if how == "sdpa":
+        terms = dataclasses.replace(terms, gain=(), feature_gain=None, value_table=())
+    call = random_call(mask, terms)
+    assert band_blocks.is_for_blocks(call) and difference(how, call) <= 1e-12
+
+
+def test_positions_reach_the_blocks():
+    call = padded_call(ALL)
+    gaps = torch.arange(120).expand(BATCH, -1) + (torch.arange(120) > 50) * 3
+    context = dataclasses.replace(call.context, positions=Positions(gaps, 122))
+    assert difference("eager", dataclasses.replace(call, context=context)) <= 1e-12
 
 
 @pytest.mark.slow
-def test_memory_is_linear_in_the_length(monkeypatch):
+@pytest.mark.parametrize("how, letters", [("chunked", ALL), ("eager", "ABc"), ("sdpa", "ABc")])
+def test_memory_is_linear_in_the_length(how, letters, monkeypatch):
     """Neither forward nor backward makes anything near L·K elements, all padding and global tokens included."""
     monkeypatch.setattr(skewed, "BUFFER", 1 << 17)  # half of it is a buffer at any length
     length = 1500
     mask = mask_of("left padding", length, 8)
-    call = random_call(mask, random_terms(ALL, shared=True)[0])
+    call = random_call(mask, random_terms(frozenset(letters), shared=True)[0])
     with Largest() as seen:
-        outputs_and_gradients(call)
+        outputs_and_gradients(how, call)
     assert seen.elements <= 3 * BATCH * HEADS * length * SIZE < length * length // 16
 
 
@@ -221,13 +279,48 @@ def test_gradients_of_queries_without_keys_are_those_of_their_outputs(how, lette
         assert torch.autograd.gradcheck(output, [call.query, call.key, call.value])
 
 
+def test_eager_by_name_returns_the_weights_and_has_second_derivatives():
+    call = padded_call("A")
+    assert band_blocks.is_for_blocks(call) and computed("eager", call)[1] is None
+    out, weights = run_attention("eager", call)
+    assert weights.shape == (BATCH, HEADS, 120, 120)
+    (first,) = torch.autograd.grad(out.square().sum(), call.query, create_graph=True)
+    assert torch.autograd.grad(first.square().sum(), call.query)[0].abs().max() > 0
+    with raises(NotImplementedError, "create_graph=True"):
+        torch.autograd.grad(computed("eager", call)[0].sum(), call.query, create_graph=True)
+
+
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
+def test_dropout_of_blocks_is_replayed(how):
+    """The gradient of the values is that of what the forward dropped; one number of the caller's generator is used."""
+    call = padded_call("AB", dropout=0.3)
+
+    def dropped(value, dropout=0.3):
+        torch.manual_seed(3)
+        return computed(how, dataclasses.replace(call, value=value, dropout=dropout))[0]
+
+    out, direction = dropped(call.value), torch.randn_like(call.value)
+    weights = torch.randn_like(out)
+    dropped(call.value)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.randint(1 << 62, ())
+    assert torch.equal(state, torch.get_rng_state())
+    (gradient,) = torch.autograd.grad(out, call.value, weights)
+    step = (dropped(call.value + direction) - out).detach()
+    assert abs(float((gradient * direction).sum() - (step * weights).sum())) <= 1e-9
+    assert (dropped(call.value, 0.0) - out).abs().max() > 1e-2
+
+
 # Models ------------------------------------------------------------------------------------------------------------
 
 
 def small_everything(monkeypatch):
-    """16 tokens, the most that tiny models with absolute tables take, are several chunks."""
+    """16 tokens, the most that tiny models with absolute tables take, are several blocks for each backend."""
     monkeypatch.setattr(skewed, "WINDOWED", 4)
     monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(band_blocks, "QUERIES", 4)
+    monkeypatch.setattr(band_blocks, "FEWEST", 1)
 
 
 def states_and_gradients(model, ids, real, **inputs):
@@ -248,6 +341,9 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, can_unpad, 
     """In float64, states and gradients of every parameter are those with the whole mask prepared."""
     if backend not in CAPABLE[name]:
         backend = "relpos"
+    if backend == "eager":  # by name it would have the whole mask
+        monkeypatch.setattr(backends, "BACKENDS", [BY_NAME["eager"]])
+        backend = "relpos"
     small_everything(monkeypatch)
     settings = {"attn_implementation": backend, "is_decoder": is_decoder, "unpad_inputs": can_unpad}
     model = tiny_model(RelPosBertModel, name, attention_window=1, global_tokens=everywhere, **settings).double()
@@ -257,10 +353,11 @@ def test_models_with_a_window(name, backend, everywhere, is_decoder, can_unpad, 
     ids = torch.randint(1, 50, real.shape) * real
     seen = visible_in_window(16, 1, everywhere, causal=is_decoder)[None] & real[:, None, :]
     expected = states_and_gradients(full, ids, real, attention_mask=seen[:, None], **inputs)
-    chunks, made = [], SlidingWindowMask.blocks
-    monkeypatch.setattr(SlidingWindowMask, "blocks", lambda *given: chunks.append(made(*given)) or chunks[-1])
+    blocks = []
+    made = SlidingWindowMask.blocks
+    monkeypatch.setattr(SlidingWindowMask, "blocks", lambda *given: blocks.append(made(*given)) or blocks[-1])
     got = states_and_gradients(model, ids, real, attention_mask=real.long(), **inputs)
-    assert all(len(each) >= 4 for each in chunks) and (chunks or (name, backend) != ("shaw", "relpos"))
+    assert max(map(len, blocks)) >= 4
     assert largest(got[:1], expected[:1]) <= 1e-12
     assert largest(got[1:], expected[1:]) <= 1e-9 * max(
         float(each.abs().max()) for each in expected[1:] if each is not None

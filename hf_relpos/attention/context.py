@@ -80,6 +80,8 @@ class AttentionContext:
             a tensor of one element when a static cache keeps it on the device.
         positions: positions of the keys if they are not their indices in the row; None for consecutive tokens, which
             is the fast case. The queries are the L keys from `start` on.
+        keys: (K,), the index of each key, and its column of `positions`, if the call has only some keys of its rows;
+            None means 0, 1, 2, …
         longest: tokens of a row of the batch of which the L are a group without its padding; None for K.
         tokens: grid, token types, labelled edges and padding.
         layer: what the layer hands to its scheme.
@@ -91,6 +93,7 @@ class AttentionContext:
     key_length: int
     start: int | torch.Tensor = 0
     positions: Positions | None = None
+    keys: torch.Tensor | None = None
     longest: int | None = None
     tokens: TokenInputs = NOTHING_SAID
     layer: LayerInputs = NO_LAYER
@@ -125,8 +128,8 @@ class AttentionContext:
     def key_positions(self, device: torch.device | None) -> torch.Tensor:
         """Return the positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
-            return self.positions.of_keys
-        return torch.arange(self.key_length, device=device)
+            return self.positions.of_keys if self.keys is None else self.positions.of_keys[:, self.keys]
+        return torch.arange(self.key_length, device=device) if self.keys is None else self.keys
 
     def matrix(self, device: torch.device | None) -> torch.Tensor:
         """Return r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""

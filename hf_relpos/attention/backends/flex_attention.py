@@ -77,6 +77,8 @@ def _reasons_by_default(call: AttentionCall) -> list[str]:
         reasons.append("its kernel needs Triton")
     if call.terms.only_content:
         reasons.append("there are no terms beside the content, and sdpa is faster")
+    if isinstance(call.mask, SlidingWindowMask):
+        reasons.append("it would make the mask of all pairs from that of the window")
     return reasons
 
 
