@@ -66,7 +66,7 @@ def run(
 def optimize(
     name: Annotated[str, typer.Argument(help="Folder or Hub repository of an encoder or a reranker.")],
     text: Annotated[
-        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 64 are read. Repeatable.")
+        list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 256 are read. Repeatable.")
     ],
     field: Fields = None,
     precision: PrecisionOption = Precision.float32,
@@ -98,7 +98,5 @@ def optimize(
         hide_loading_bars()
         logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
         gain = measure_gain(name, text, field or "text", str(precision), str(padding), trust_remote_code)
-        before, after = gain["seconds"]
-        lines = f"{gain['model']}, {gain['rows']} texts\n{gain['report']}\n{before / after:.2f} times as fast"
-        console_for(json_file).print(lines, markup=False, highlight=False, soft_wrap=True)
-        write_json(json_file, gain)
+        console_for(json_file).print(str(gain), markup=False, highlight=False, soft_wrap=True)
+        write_json(json_file, vars(gain))

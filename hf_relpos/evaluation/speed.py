@@ -2,12 +2,14 @@
 
 import importlib.util
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModel
+import torch
+from transformers import AutoModel, PreTrainedModel
 
 from ..data.records import open_text, text_suffix
 from ..data.text import TextError, find_text, pair_fields, read_texts
@@ -15,12 +17,45 @@ from ..families.checkpoint import snapshot
 from ..families.paths import local_folder
 from ..live import optimize
 from ..models.checkpoint_files import read_json
+from .encoder import pool
 from .loading import load_tokenizer, no_such_model, refusing_code
 
 
-MOST_TEXTS = 64  # they are one batch
+MOST_TEXTS, BATCH = 256, 32
 PLAIN = (".txt", ".md")
 LONGEST = 512  # tokens of a text, where the tokenizer has no limit
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What was measured.
+
+    Attributes:
+        model: name, and the class that it was loaded by.
+        report: of `optimize`: levels, what is taken out, what is left and why.
+        texts: how many were computed, in batches of `BATCH`.
+        before, after: seconds of the wall for all texts.
+        cosine, least: of the outputs with those before, by text: mean and smallest.
+        difference: the largest, as a share of the largest value.
+    """
+
+    model: str
+    report: str
+    texts: int
+    before: float
+    after: float
+    cosine: float
+    least: float
+    difference: float
+
+    def __str__(self) -> str:
+        ratio = self.before / self.after
+        return (
+            f"{self.model}, {self.texts} texts in batches of {BATCH}\n{self.report}\n"
+            f"{self.before:.2f} s before, {self.after:.2f} s now: {ratio:.2f} times as fast\n"
+            f"cosine of the outputs with those before: {self.cosine:.4f}, least {self.least:.4f}; largest difference "
+            f"{self.difference:.0e} of the largest value"
+        )
 
 
 def measure_gain(
@@ -30,17 +65,14 @@ def measure_gain(
     precision: str = "float32",
     padding: str = "zeros",
     trust_remote_code: bool = False,
-) -> dict[str, Any]:
-    """Measure on the CPU what `optimize` gains on a batch of texts; nothing is written.
+) -> Gain:
+    """Measure on the CPU what `optimize` gains; nothing is written.
 
     Args:
         name: folder or Hub repository, loaded as sentence-transformers' class that it is of, or else by AutoModel.
         text: sources as of `read_texts`; of plain text each line is a text. `MOST_TEXTS` of them are read.
         field: as of `read_texts`.
         precision, padding: as of `optimize`.
-
-    Returns:
-        The model's `name` and class, the `report` of `optimize`, and the fields of its `agreement`.
 
     Raises:
         ValueError: for an unknown model, and for text that cannot be read or has none.
@@ -50,15 +82,24 @@ def measure_gain(
         raise TextError(f"text = {', '.join(text)}: there is none; give a file with the texts that you compute")
     try:
         with refusing_code(name):
-            model, tokenizer = _load(name, trust_remote_code)
+            model, outputs = _load(name, trust_remote_code)
     except OSError as error:
         raise ValueError(no_such_model(name, error)) from error
-    rows = [(texts[0], each) for each in texts] if type(model).__name__ == "CrossEncoder" else texts
-    longest = min(tokenizer.model_max_length, LONGEST)
-    sample = tokenizer(rows, return_tensors="pt", padding=True, truncation=True, max_length=longest)
-    handle = optimize(model, precision, padding=padding, sample=sample)
-    assert handle.agreement is not None, "there is a sample"
-    return {"model": f"{name} ({type(model).__name__})", "report": str(handle), **asdict(handle.agreement)}
+    expected, before = _timed(outputs, texts)
+    report = str(optimize(model, precision, padding=padding))
+    found, after = _timed(outputs, texts)
+    cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in zip(found, expected, strict=True)]
+    largest = max(float(each.abs().max()) for each in expected)
+    return Gain(
+        model=f"{name} ({type(model).__name__})",
+        report=report,
+        texts=len(texts),
+        before=before,
+        after=after,
+        cosine=sum(cosines) / len(cosines),
+        least=min(cosines),
+        difference=max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) / largest,
+    )
 
 
 def _texts(sources: Sequence[str], field: str | Sequence[str]) -> Iterator[str]:
@@ -72,16 +113,32 @@ def _texts(sources: Sequence[str], field: str | Sequence[str]) -> Iterator[str]:
                 yield from filter(None, map(str.strip, lines))
 
 
-def _load(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """The model as its folder says, in evaluation mode, and its tokenizer."""
+def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]], Any]]:
+    """The model as its folder says, and the function from texts to its outputs, by text."""
     folder = local_folder(name) or snapshot(name, ["*.json"])
     kind = _kind(folder) if importlib.util.find_spec("sentence_transformers") else ""
-    if not kind:
-        return AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code).eval(), load_tokenizer(name)
-    import sentence_transformers
+    if kind:
+        import sentence_transformers
 
-    owner = getattr(sentence_transformers, kind)(name, device="cpu", trust_remote_code=trust_remote_code)
-    return owner.eval(), owner.tokenizer
+        owner = getattr(sentence_transformers, kind)(name, device="cpu", trust_remote_code=trust_remote_code)
+        settings = {"batch_size": BATCH, "show_progress_bar": False, "convert_to_tensor": True}
+        if kind != "CrossEncoder":
+            return owner, lambda texts: owner.encode(texts, **settings)
+        # the scores of all texts for the first one are one output
+        return owner, lambda texts: owner.predict([(texts[0], each) for each in texts], **settings).flatten()[None]
+    model: PreTrainedModel = AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(name)
+    options = {"padding": True, "truncation": True, "max_length": min(tokenizer.model_max_length, LONGEST)}
+
+    @torch.inference_mode()
+    def means(texts: list[str]) -> torch.Tensor:
+        found = []
+        for begin in range(0, len(texts), BATCH):
+            inputs = tokenizer(texts[begin : begin + BATCH], return_tensors="pt", **options)
+            found.append(pool(model(**inputs)[0], inputs["attention_mask"].bool()))
+        return torch.cat(found)
+
+    return model.eval(), means
 
 
 def _kind(folder: Path) -> str:
@@ -95,3 +152,12 @@ def _kind(folder: Path) -> str:
         return found
     scores = len(config.get("id2label", ())) == 1 and "Classification" in str(config.get("architectures"))
     return "CrossEncoder" if scores or "sentence_transformers" in config else ""
+
+
+def _timed(outputs: Callable[[list[str]], Any], texts: list[str]) -> tuple[list[torch.Tensor], float]:
+    """Outputs by text, in one dimension; and the seconds of all texts, after a first batch that is not timed."""
+    outputs(texts[:BATCH])
+    start = time.perf_counter()
+    found = outputs(texts)
+    seconds = time.perf_counter() - start
+    return [torch.as_tensor(each).to_dense().double().flatten() for each in found], seconds
