@@ -43,7 +43,7 @@ TIERS = {
         "tools_*",
         "trainer_features",
     ),
-    "hub": ("hub*", "privacy", "push", "saved_code"),
+    "hub": ("hub*", "privacy", "saved_code"),
     "slow": (),  # of those marked by themselves: they take seconds beside what faster ones of their file say
     "scripts": ("examples", "scripts"),
 }

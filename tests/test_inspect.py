@@ -112,6 +112,9 @@ def test_inspect_other_tensors_than_the_class_has(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**saved, **fields}))
         return inspect_checkpoint(tmp_path)
 
+    assert (
+        "right up to 2,048 tokens" in written(tensors, rotary_scaling_factor=2, max_trained_positions=2048).elsewhere
+    )
     experts = {name.replace("mlp.fc", "mlp.experts.fc"): tensor for name, tensor in tensors.items()}
     found = written(experts, num_experts=8)
     assert "starts 3 of" in found.elsewhere and "num_experts = 8" in found.refused and not found.command

@@ -1,4 +1,4 @@
-"""Learning from text by `convert`: presets, pairs, long rows, and what is refused."""
+"""Learning from text by `convert`: options, pairs, long rows, and what is refused."""
 
 import errno
 import json

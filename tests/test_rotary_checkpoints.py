@@ -298,13 +298,18 @@ SCALED = {
 }
 
 
+@pytest.mark.parametrize("outer", [False, True], ids=["", "trained length outside"])
 @pytest.mark.parametrize("kind", SCALED)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_scaled_rotations_are_those_of_the_stock_class(tmp_path, layout, kind):
-    scaled = {"rope_type": kind, "rope_theta": 500.0, "factor": 4.0, **SCALED[kind]}
+def test_scaled_rotations_are_those_of_the_stock_class(tmp_path, layout, kind, outer):
+    scaled = {"rope_type": kind, "rope_theta": 500.0, **SCALED[kind], "original_max_position_embeddings": 10}
     if kind != "proportional":
-        scaled["original_max_position_embeddings"] = 10
+        scaled["factor"] = 4.0
     theirs = stock(layout, "Model", tmp_path, rope_parameters=scaled)
+    if outer:
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["original_max_position_embeddings"] = config["rope_parameters"].pop("original_max_position_embeddings")
+        (tmp_path / "config.json").write_text(json.dumps(config))
     with torch.no_grad():
         expected, found = theirs(**INPUTS)[0][REAL], ours("Model", tmp_path)(**INPUTS)[0][REAL]
     assert float((expected - found).abs().max()) <= TOLERANCE[torch.float32] * float(expected.abs().max())

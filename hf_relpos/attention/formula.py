@@ -241,7 +241,9 @@ def featurewise_scores(
     total = query.new_zeros((), dtype=precise)
     keeps_all = is_traced() or is_transformed() or not torch.is_grad_enabled()
     for each in zip(query.unbind(-1), key.unbind(-1), table.rows.to(query.dtype).unbind(-1), strict=True):
-        total = total + (share(*each) if keeps_all else checkpoint(share, *each, use_reentrant=False))
+        total = total + (
+            share(*each) if keeps_all else checkpoint(share, *each, use_reentrant=False, preserve_rng_state=False)
+        )
     return total.to(query.dtype)
 
 

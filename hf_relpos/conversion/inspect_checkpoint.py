@@ -178,7 +178,9 @@ def _without_remote_code(
         faults.append(f"starts {len(random)} of {count} parameters at random ({listed})")
     if faults:
         return f"reads it as {type(model).__name__}, and {' and '.join(faults)}: wrong outputs"
-    trained = spec.options.get("trained") if spec else None
+    rotations = (spec.options.get("rope_parameters") if spec else None) or {}
+    is_dynamic = rotations.get("rope_type") == "dynamic"
+    trained = rotations.get("original_max_position_embeddings") if is_dynamic else None
     past = f", right up to {trained:,} tokens" if trained else ""
     encodes = spec is not None or _encodes(model) or (folder / MODULES).is_file()  # such as Qwen3-Embedding
     faster = "; hf_relpos.optimize(model) makes that faster on a CPU" if encodes else ""

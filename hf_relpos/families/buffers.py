@@ -70,6 +70,7 @@ def unfilled_buffers(model: Any) -> dict[str, torch.Tensor | None]:
     Example:
 
     ```python
+    >>> import hf_relpos  # before the load, so that it sees what buffers hold
     >>> model = AutoModel.from_pretrained("some/remote-code", trust_remote_code=True)
     >>> list(hf_relpos.unfilled_buffers(model))
     ['encoder.layers.0.attn.rotary_emb.inv_freq']

@@ -130,6 +130,9 @@ def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:
     else:
         parameters = {**scaling, "rope_type": kind, "rope_theta": theta}
         parameters.pop("type", None)
+        trained = config.get("original_max_position_embeddings")
+        if trained and kind in ("llama3", "longrope", "yarn"):  # where Transformers prefers the outer field
+            parameters["original_max_position_embeddings"] = trained
     return {"pairing": "half", "rope_parameters": parameters}
 
 

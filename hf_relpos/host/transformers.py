@@ -40,8 +40,8 @@ CACHE_NAMES = ("cache", "past_key_values")
 # Keywords that no forward of BERT names, and who passes them on.
 KEYWORDS = {
     "adapter_names": "PEFT, in batches with several adapters; its hooks take it out",
-    "cu_seq_lens_k": "DataCollatorWithFlattening; those of the queries are read",
-    "cu_seq_lens_q": "DataCollatorWithFlattening: where documents of a packed row begin",
+    "cu_seq_lens_k": "DataCollatorWithFlattening, beside position_ids",
+    "cu_seq_lens_q": "DataCollatorWithFlattening, beside position_ids",
     "debug_io": "Transformers' decorators, which read it",
     "ignore_index": "losses of the heads",
     "is_causal": "Transformers' decorators, from the configuration; it has to agree with `is_decoder`",

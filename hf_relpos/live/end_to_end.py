@@ -1,4 +1,4 @@
-"""Who else reads padding: the object that was given is called as its user calls it, with padding and without."""
+"""Find where padding can be removed without other outputs of the whole object, called as its user calls it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Rows of random tokens for an encoder, and what tells its outputs on them from others."""
+"""Rows of random tokens for an encoder, and the comparison of its outputs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -39,6 +39,7 @@ NUMBERS = (
 LISTS = ("short_factor", "long_factor")  # with a number for each plane
 ACCEPTED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(NUMBERS, is_number),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), lambda value: value == 0 or is_number(value)),
     **dict.fromkeys(LISTS, lambda value: isinstance(value, list | tuple) and all(map(is_number, value))),
     "rope_type": one_of(*NEEDED),
     "truncate": one_of(True, False),
@@ -183,8 +184,9 @@ def _checked(given: Any, config: Any, field: str) -> dict[str, Any]:
     parameters |= {key: value for key, value in given.items() if value is not None}
     for key, value in parameters.items():
         if key not in ACCEPTED or not ACCEPTED[key](value):
+            meant = "" if key in ACCEPTED else nearest(key, ACCEPTED.keys())
             raise ValueError(
-                f"{field}[{key!r}] = {reprlib.repr(value)} is not accepted{nearest(key, ACCEPTED.keys() - {key})}; "
+                f"{field}[{key!r}] = {reprlib.repr(value)} is not accepted{meant}; "
                 f"give {', '.join(ACCEPTED)} as in configurations of Transformers, rope_type being one of "
                 f"{', '.join(NEEDED)}; or layer_types, and a dict of these for each of its names"
             )
@@ -201,5 +203,6 @@ def _checked(given: Any, config: Any, field: str) -> dict[str, Any]:
         raise ValueError(f"{field}: rope_type = {kind!r} needs {', '.join(sorted(missing))} for {width // 2} planes")
     if kind != "default":
         trained = parameters.setdefault("original_max_position_embeddings", config.max_position_embeddings)
-        parameters.setdefault("factor", config.max_position_embeddings / trained)
+        if kind == "longrope":
+            parameters.setdefault("factor", config.max_position_embeddings / trained)
     return parameters

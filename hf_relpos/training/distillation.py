@@ -292,19 +292,29 @@ def _returns_attention(model: PreTrainedModel) -> bool:
     return model.config._attn_implementation in ("eager", AUTO)
 
 
+# Modules that no part of the loss reaches. They are frozen, since DDP waits for gradients of all trained parameters.
+UNREACHED = frozenset({"pooler", "seq_relationship"})
+
+
 @contextmanager
 def _prepared(student: PreTrainedModel, teacher: PreTrainedModel) -> Iterator[None]:
     """Context without dropout, because targets are deterministic; devices, modes and dropout are restored."""
     own, other, training = student.device, teacher.device, teacher.training
     probabilities = {module: module.p for module in student.modules() if isinstance(module, nn.Dropout)}
+    named = student.named_parameters()
+    frozen = [each for name, each in named if each.requires_grad and UNREACHED.intersection(name.split("."))]
     try:
         teacher.eval()
         for module in probabilities:
             module.p = 0.0
+        for parameter in frozen:
+            parameter.requires_grad = False
         yield
     finally:
         for module, probability in probabilities.items():
             module.p = probability
+        for parameter in frozen:
+            parameter.requires_grad = True
         student.eval().to(own)
         teacher.train(training).to(other)
 

@@ -1,4 +1,4 @@
-"""How much of a sentence encoder the presets of the converter keep, what they cost, and how fast the results are.
+"""How much of a sentence encoder the converter keeps, what it costs, and how fast the results are.
 
     python scripts/benchmarks/bench_conversion.py --source all-MiniLM-L6-v2 --data DATA     # fast and default
     python scripts/benchmarks/bench_conversion.py --source MODEL --train-text a.txt b.jsonl#abstract \\

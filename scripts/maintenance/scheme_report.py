@@ -54,7 +54,7 @@ ORDER_HEAD = """
 Symmetric schemes do not tell left from right: without a causal mask, a reversed text gives reversed outputs.
 They are {}.
 
-What the sources claim for inputs longer than those of training:
+What the sources claim for inputs longer than those of training; of `harmonic` and `tables`, what we do:
 
 """
 CLAIM = re.compile(r"On longer inputs[^:]*: (.+)\.", re.DOTALL)  # at the end of a docstring
