@@ -165,7 +165,8 @@ def toeplitz_of(call: AttentionCall) -> ToeplitzTerms:
 class Backend(Protocol):
     """One way to compute the formula. A new backend is a file with such a class and a line in `dispatch.BACKENDS`.
 
-    A backend that reads only the keys in the window of a LazyMask sets `reads_window_only`.
+    A backend that reads only the keys in the window of a LazyMask has a method `reads_window_only`; see the function
+    of that name.
     """
 
     name: str
@@ -189,3 +190,9 @@ class Backend(Protocol):
             The output (B, L, H, d), and the attention weights (B, H, L, K) or None if they are not kept.
         """
         ...
+
+
+def reads_window_only(backend: Backend, call: AttentionCall) -> bool:
+    """Whether a backend reads only the keys in the window of a call. Other backends build the dense mask."""
+    method = getattr(backend, "reads_window_only", None)  # not every backend has one
+    return isinstance(call.mask, LazyMask) and method is not None and bool(method(call))

@@ -55,6 +55,13 @@ class _Extents(NamedTuple):
     keys: list[int]
 
 
+def distances(
+    positions: torch.Tensor | None, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    """Return how far keys are before queries, by `positions` (B, K), or by index if it is None. Indices broadcast."""
+    return query - key if positions is None else positions[row, query] - positions[row, key]
+
+
 def in_window(
     window: int,
     global_tokens: Sequence[int],
@@ -70,8 +77,7 @@ def in_window(
         window, global_tokens, positions, index_in_document: as in `SlidingWindowMask`.
         row: index of the row of the batch, a tensor; row, query and key broadcast.
     """
-    distance = query - key if positions is None else positions[row, query] - positions[row, key]
-    near = distance.abs() <= window
+    near = distances(positions, row, query, key).abs() <= window
     if index_in_document is not None:
         query, key = index_in_document[row, query], index_in_document[row, key]
     for token in global_tokens:

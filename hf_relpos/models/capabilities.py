@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..attention.backends.eager import Eager
-from ..attention.call import AttentionCall
+from ..attention.call import AttentionCall, reads_window_only
 from ..attention.context import AttentionContext, LayerInputs, TokenInputs
 from ..attention.dispatch import AUTO, BY_NAME, capable_implementations, check_implementation, choose
 from ..attention.formula import Terms
@@ -189,7 +189,7 @@ def explain_backend(
         call = replace(call, by_name=True, output_weights=implementation == Eager.name)
         lines = [f"attn_implementation={implementation!r} takes {implementation}: it was requested by name"]
     if config.attention_window is not None:
-        if getattr(backend, "reads_window_only", False):
+        if reads_window_only(backend, call):
             keys = "reads the keys in it and the global tokens only: time and memory grow with L·window"
         else:
             keys = "has the mask of all pairs: time and memory grow with L², as without a window"

@@ -37,7 +37,6 @@ class Chunked:
     """`formula.attend` in chunks of queries, on the CPU."""
 
     name = "chunked"
-    reads_window_only = True
 
     def unsupported(self, call: AttentionCall) -> list[str]:
         """Refuse other devices, terms without a Toeplitz form, graphs, and calls that are faster elsewhere."""
@@ -63,6 +62,10 @@ class Chunked:
         if call.scores < fewest:
             reasons.append(f"there are fewer than {fewest:,} scores, B·H·L·K, too few for chunks to pay")
         return reasons
+
+    def reads_window_only(self, call: AttentionCall) -> bool:
+        """Return True: every chunk reads only the keys in the window."""
+        return True
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
         """Return the output (B, L, H, d), and None."""
