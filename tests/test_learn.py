@@ -4,14 +4,26 @@ import errno
 import json
 import lzma
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from oracles import tiny_sizes
-from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex
+from tokenizers.normalizers import Replace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    RobertaTokenizer,
+)
 from typer.testing import CliRunner
 
 import hf_relpos
@@ -22,7 +34,7 @@ from hf_relpos.conversion import ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.held_out import processor_name
 from hf_relpos.conversion.texts import check_windows, shared_first_token
-from hf_relpos.data import Windows, cut_windows, read_texts
+from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.schemes.encodings import sinusoid_concat
 
 
@@ -197,6 +209,114 @@ def test_distilled_for_long_texts(small, tmp_path):
         period, tokens, fidelity = far(source, length=256)
         assert period == 512 and 8 * 256 + 22 * 100 < tokens <= 8 * 256 + 25 * 128
         assert fidelity.lengths[-1].length == 256
+
+
+@pytest.mark.slow
+def test_progress_is_told_where_there_is_no_terminal(small, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("hf_relpos.console.LINE_SECONDS", 0.0)
+    arguments = {"method_options": FEW, "overwrite": True}
+    distil(small, tmp_path / "out", device="cpu", progress=True, **arguments)
+    lines = capfd.readouterr().err.splitlines()
+    assert any(re.match(r"distilling: \d+ %$", line) for line in lines)
+    assert any(re.match(r"comparing, 64 tokens: \d+ %$", line) for line in lines)
+    distil(small, tmp_path / "out", **arguments)
+    assert "%" not in capfd.readouterr().err
+
+
+def test_pairs_are_as_the_tokenizer_makes_them():
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "bert")
+    layout = PairLayout.of(tokenizer)
+    texts = ["The wind was in the east, and nobody at the inn would say why.", "No.", "He went home. " * 30]
+    windows = Windows([tokenizer(text).input_ids for text in texts], 0.0, 0)
+    assert pair_windows(windows, layout, 0.0, 64, 0) is windows is pair_windows(windows, None, 1.0, 64, 0)
+    lengths, alike = set(), 0
+    for seed in range(20):
+        made = pair_windows(windows, layout, 1.0, 64, seed)
+        assert list(map(len, made.ids)) == list(map(len, made.types)) == list(map(len, windows.ids))
+        ids, types = made.ids[0], made.types[0]
+        second, (begin, end) = types.index(1), (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        assert [ids[0], ids[second - 1], ids[-1]] == [begin, end, end] and sum(types[second:]) == len(types) - second
+        text = [tokenizer.decode(part) for part in (ids[1 : second - 1], ids[second:-1])]
+        as_pair = tokenizer(*text)
+        if as_pair.input_ids == ids:  # where no word is cut in two
+            assert as_pair.token_type_ids == types
+            alike += 1
+        words = windows.ids[0][1:-1]
+        assert ids[1 : second - 1] == words[: second - 2] and ids[second:-1] == words[second - 1 :]
+        assert made.ids[1:] == windows.ids[1:] and not any(map(any, made.types[1:])), "too short; past the limit"
+        lengths.add(sum(types))
+    assert len(lengths) > 5 and alike > 5
+    many = Windows([windows.ids[0]] * 1000, 0.0, 0)
+    assert 420 < sum(map(any, pair_windows(many, layout, 0.5, 64, 0).types)) < 580
+    joined = pair_windows(many, layout, 1.0, 64, 0).joined(windows)
+    assert [len(row) for row in joined.types] == [len(row) for row in joined.ids] and not any(joined.types[-1])
+
+
+@pytest.mark.slow
+def test_convert_keeps_pairs(small, tmp_path):
+    """A token type that nothing was fitted to is far from the source; by default half of the text is pairs."""
+    options = {"steps": 60, "batch_tokens": 256, "distil_tokens": 4000}
+    found = {}
+    for pairs in (None, 0):
+        report = distil(small, tmp_path / str(pairs), method_options={**options, "pairs": pairs})
+        found[pairs] = report.details["fidelity"]["pairs"]["token_cosine_by_segment"]
+        fitted = report.details["text"]
+        assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
+        assert ("--method-option pairs=0.5" in report.pairs_in_words) == (pairs == 0)
+        assert "Pairs of segments, 64 tokens: token cosine" in (tmp_path / str(pairs) / "README.md").read_text()
+    assert found[None][1] > found[0][1]
+    with pytest.raises(ConversionError, match="pairs"):
+        distil(small, tmp_path / "not", method_options={"pairs": 2})
+
+
+@pytest.mark.slow
+def test_sources_that_read_no_pairs(small, tmp_path):
+    """One whose token types are all one; a sentence encoder reads them, as it may be fine-tuned on pairs."""
+    model, kinds = small / "bert", ("SentenceTransformer", "CrossEncoder", "one type")
+    for kind in kinds:
+        shutil.copytree(model, tmp_path / kind)
+    part = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    pooling = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    for kind, modules in (("SentenceTransformer", [part, pooling]), ("CrossEncoder", [part])):
+        (tmp_path / kind / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "SentenceTransformer" / "1_Pooling").mkdir()
+    (tmp_path / "SentenceTransformer" / "1_Pooling" / "config.json").write_text("{}")
+    tensors = load_file(model / "model.safetensors")
+    types = tensors["bert.embeddings.token_type_embeddings.weight"]
+    types[1] = types[0]
+    save_file(tensors, tmp_path / "one type" / "model.safetensors", {"format": "pt"})
+    found = {}
+    for kind, pairs in [*((kind, None) for kind in kinds), ("SentenceTransformer", 0.25)]:
+        options = {**FEW, "pairs": pairs}
+        report = distil(small, tmp_path / f"{kind} {pairs}", source=tmp_path / kind, method_options=options)
+        found[kind, pairs] = report.details["text"]["pair_windows"]
+    assert found["one type", None] == 0
+    assert 0 < found["SentenceTransformer", 0.25] < found["SentenceTransformer", None] == found["CrossEncoder", None]
+    with pytest.raises(ConversionError, match=r"method_options\['pairs'\] = 0.5"):
+        distil(small, tmp_path / "not", source=tmp_path / "one type", method_options={**FEW, "pairs": 0.5})
+    assert not (tmp_path / "not").exists()
+
+
+def test_layouts_of_pairs():
+    def numbered(*words):
+        return {word: number for number, word in enumerate(words)}
+
+    def bert(*words):
+        vocabulary = numbered("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words)
+        return BertTokenizer(vocab=vocabulary, do_lower_case=False)
+
+    unknown = PairLayout.of(bert("A", "B"))  # both words are [UNK]
+    assert unknown == PairLayout.of(bert("a", "b")) == PairLayout([2], [3], [3])
+    words = numbered("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b")
+    assert PairLayout.of(RobertaTokenizer(vocab=words, merges=[])) is None, "all its types are 0"
+    other = bert("a", "b")
+    other.backend_tokenizer.post_processor = TemplateProcessing(
+        "$A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    assert PairLayout.of(other) is None, "a text alone begins otherwise"
+    nothing = bert("a", "b")
+    nothing.backend_tokenizer.normalizer = Replace(Regex("[ab]"), "")
+    assert PairLayout.of(nothing) is None
 
 
 def test_convert_for_long_texts(small, tmp_path):

@@ -149,10 +149,16 @@ class ConversionReport:
         if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
             return ""
         first, second = measured["token_cosine_by_segment"]
-        trained = "" if self.details.get("text", {}).get("pair_windows") else ". No pairs were trained"
-        return (
+        line = (
             f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first segment, "
-            f"{second:.3f} in the second{trained}"
+            f"{second:.3f} in the second"
+        )
+        if self.details.get("text", {}).get("pair_windows"):
+            return line
+        if self.method_options.get("pairs"):
+            return f"{line}. No pairs were trained: every window was too short, or beyond the source's limit"
+        return (
+            f"{line}. No pairs were trained: for tasks with two texts in a row, convert with --method-option pairs=0.5"
         )
 
     @property

@@ -16,7 +16,7 @@ from .shadow import shadow
 
 # Fields of a configuration that ask for keys and values, or XLNet's memory.
 MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
-# In the names of heads for spans, whose softmax and loss are over all states of a row.
+# In the class names of heads that find spans: their softmax and loss are over all positions of a row.
 SPANS = "ForQuestionAnswering"
 
 Inside = Sequence[tuple[str, Setup, OwnParts | None]]
@@ -67,7 +67,7 @@ def sides_that_heads_allow(root: nn.Module, inside: Inside) -> tuple[tuple[str, 
 
 
 def _shadow(root: nn.Module, inside: Inside) -> Any:
-    """A shadow of an object whose encoders return no keys and values, with which they would keep padding."""
+    """A shadow of an object. Its encoders return no cache, since a call that returns one keeps its padding."""
     made = shadow(root)
     for name, setup, _ in inside:
         config = getattr(made.get_submodule(name), "config", None)

@@ -119,9 +119,9 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Ta
         else:
             candidates.append((name, place, encoder, setup, own))
     if not (candidates or taken.skipped or speech):
-        is_done = any(type(part).__module__ == f"{__package__}.speech" for part in root.modules())
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
-        reason = "it is accelerated already" if is_done else reason
+        if any(type(part).__module__ == f"{__package__}.speech" for part in root.modules()):
+            reason = "it is accelerated already"
         taken.skipped.append(Skipped(found.path, stock_class(type(root)).__name__, reason))
     unpadded = [(name, setup, own) for name, _, _, setup, own in candidates if setup is not None]
     is_bare = not unpadded or any(encoder is root for _, _, encoder, *_ in candidates)

@@ -132,7 +132,7 @@ OWN = (
 )
 
 
-# Attention without a batch to unpad: classes of Transformers whose instances may have `relative_key`.
+# Self-attention classes of speech encoders that may have `relative_key`, and their modules in Transformers.
 SPEECH = {"Wav2Vec2BertSelfAttention": "wav2vec2_bert", "SeamlessM4Tv2ConformerSelfAttention": "seamless_m4t_v2"}
 
 

@@ -1,7 +1,6 @@
 """Accelerated self-attention of Wav2Vec2-BERT and of SeamlessM4T v2's speech encoder.
 
-Their `relative_key` gathers a vector for every pair of tokens, (L, L, d), in every layer; ours
-has one vector for each offset.
+In each layer their `relative_key` gathers a vector for every pair of frames, (L, L, d); ours has one for each offset.
 """
 
 from typing import Any
@@ -19,7 +18,7 @@ class _RelativeKey:
     def forward(
         self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """As stock, whose code runs in short calls, and where attention weights are asked for."""
+        """As stock. Stock's own code runs for short calls, and when attention weights are requested."""
         batch, length = hidden_states.shape[:2]
         backend = self.config._attn_implementation if hasattr(self, "config") else "eager"  # of earlier releases
         ours = backend in ("eager", "sdpa") and isinstance(attention_mask, torch.Tensor | None)

@@ -34,7 +34,7 @@ from SQuAD.
 """
 
 
-def read_texts(data: Path, count: int) -> tuple[list[str], list[str]]:
+def questions_and_paragraphs(data: Path, count: int) -> tuple[list[str], list[str]]:
     """Questions and paragraphs, as many of each."""
     with lzma.open(data, "rt", encoding="utf-8") as file:
         articles = json.load(file)["data"]
@@ -60,7 +60,7 @@ def cases(tokenizer: str, data: Path, count: int) -> Iterator[tuple[str, Any, Ca
     """Name, model and call of each case."""
     from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
-    queries, documents = read_texts(data, count)
+    queries, documents = questions_and_paragraphs(data, count)
 
     def ranked(model: Any) -> torch.Tensor:
         found = model.rank(queries[0], documents, show_progress_bar=False)
