@@ -209,7 +209,7 @@ def described(terms=None, context=None, size=64, dtype=torch.bfloat16, length=51
 
 
 def test_cuda_takes_it_by_default_where_it_can(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("hf_relpos.attention.backends.flex_attention.HAS_TRITON", True)
     assert choose(described())[0].name == choose(described(needs_gradients=True))[0].name == "flex_attention"
     value = clipped_to(torch.empty(1, 65, 64), 32)
     for reason, taken, call in [
@@ -224,8 +224,14 @@ def test_cuda_takes_it_by_default_where_it_can(monkeypatch):
     ]:
         chosen, rejected = choose(call)
         assert chosen.name == taken and reason in "; ".join(rejected["flex_attention"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_relpos.attention.backends.flex_attention.HAS_TRITON", False)
     assert "Triton" in "; ".join(choose(described())[1]["flex_attention"])
+
+
+def test_cuda_looks_for_no_package_in_a_call(monkeypatch):
+    # PyTorch 2.11 leaves a graph at `find_spec`, and then fails inside its compiler
+    monkeypatch.setattr("importlib.util.find_spec", None)
+    assert FlexAttention().unsupported(described()) is not None
 
 
 def test_harmonic_stays_plain_attention_and_the_cpu_takes_it_by_name_alone():
