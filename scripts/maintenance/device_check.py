@@ -61,7 +61,8 @@ NO_GRADIENTS = ("flex_attention", "cpu")  # in PyTorch
 # Stock encoders that `optimize` has to leave as they are on a GPU, and their sizes.
 KINDS = ("bert", "deberta-v2", "mpnet", "t5", "roformer", "xlnet", "modernbert")
 WIDE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 4}
-# Bounds. In bfloat16 they are those of eager attention; other backends may have twice its error.
+# Bounds. In bfloat16 that of the forward is eager attention's; other backends may have twice its error. Gradients are
+# sums of rounded scores in every backend, .01 to .06 off; on a CPU .05 with eager attention, too.
 FLOAT32 = {"forward": 1e-4, "gradients": 1e-4}
 BFLOAT16 = {"forward": 0.05, "gradients": 0.1}
 SAME = {"forward": 0.0, "gradients": 1e-5}  # some sums of a GPU's backward have no fixed order
@@ -185,7 +186,7 @@ def compare_backends(
             label = f"{given['input_ids'].shape[1]} tokens, {str(dtype).rpartition('.')[2]}, {label}, "
             found = part.check(label, bounds, measure)
             if name == "eager" and dtype == torch.bfloat16 and found:
-                bounds = {what: max(0.01, 2 * error) for what, error in zip(bounds, found, strict=True)}
+                bounds = bounds | {"forward": max(0.01, 2 * found[0])}
 
 
 def attention(part: Part, scheme: str) -> None:
