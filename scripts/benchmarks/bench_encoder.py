@@ -10,9 +10,9 @@ Two layers of the size of a base model (hidden size 768, 12 heads), random weigh
 rows; 32 padded rows, whose lengths are the quantiles of a log-normal distribution from 8 to 190 (28 % are tokens); and
 the same rows sorted by length into batches of 8, as sentence-transformers makes them. Forward passes, and training
 steps (a loss of the states of tokens, backward), by one thread. Peers: onnxruntime, onnx, onnxscript, openvino, nncf,
-ctranslate2 and disentangled-flash, each left out where it is not installed. The graph of ONNX Runtime and OpenVINO is that of the
-stock model by torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one and `nncf.quantize` in
-the other.
+ctranslate2 and disentangled-flash, each left out where it is not installed. The graph of ONNX Runtime and OpenVINO is
+that of the stock model by torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one and
+`nncf.quantize` in the other.
 
 Before any time is taken the states of all tokens are compared with stock's, and after a training step the gradients;
 where ours differ by more than 1e-5 in float32 the run ends. Memory is the growth of the largest resident size over a

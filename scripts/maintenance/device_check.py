@@ -424,20 +424,31 @@ class Parent:
 
 def summary(rows: Sequence[Row]) -> str:
     """Tables of the largest errors and of the times, and the rows that are wrong."""
+    compared: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     alike: dict[str, list[Row]] = defaultdict(list)
     times: dict[str, dict[str, Row]] = defaultdict(dict)
     for row in rows:
         kind, _, of = row["part"].partition(" ")
-        if row["error"] is not None:
-            alike[f"{kind}: {row['name'][:60]}"].append(row)
-        elif row["ok"]:
+        if row["error"] is None and row["ok"]:
             case, _, name = row["name"].rpartition(", ")
             times[f"{of}, {name}"][case] = row
-    lines = []
-    for name, same in alike.items():
-        worst = max(same, key=lambda row: row["error"] - row["bound"])
-        lines.append([name, str(len(same)), f"{worst['error']:.1e}", f"{worst['bound']:.1e}", worst["part"]])
-    text = markdown_table(["", "rows", "largest error", "bound", "of"], lines)
+        elif row["error"] is not None and row["name"].count(", ") == 3:
+            tokens, dtype, backend, what = row["name"].split(", ")
+            compared[f"{backend}, {tokens}"][f"{dtype}, {what}"].append(row)
+        elif row["error"] is not None:
+            alike[f"{kind}: {row['name'].partition(':')[0]}"].append(row)
+    columns = [f"{dtype}, {what}" for dtype in ("float32", "bfloat16") for what in FLOAT32]
+    lines = [
+        [name, *(f"{max(row['error'] for row in of[each]):.0e}" if each in of else "" for each in columns)]
+        for name, of in sorted(compared.items())
+    ]
+    text = f"Largest errors of attention:\n\n{markdown_table(['', *columns], lines)}\n\n"
+    lines = [
+        [name, f"{worst['error']:.1e}", f"{worst['bound']:.0e}"]
+        for name, same in alike.items()
+        for worst in [max(same, key=lambda row: row["error"] - row["bound"])]
+    ]
+    text += markdown_table(["", "largest error", "bound"], lines)
     stock, lines = times.get(f"{STOCK}, sdpa", {}), []
     for name, found in times.items():
         ratios = {case: found[case]["seconds"] / stock[case]["seconds"] for case in found if case in stock}
