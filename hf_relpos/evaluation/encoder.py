@@ -58,8 +58,7 @@ def hidden_states(
     if not hidden[mask].isfinite().all():
         name = getattr(model.config, "name_or_path", "") or type(model).__name__
         raise ValueError(
-            f"{name}: the hidden states are NaN or infinite, so they cannot be compared; check the weights, or load "
-            "the model in float32"
+            f"{name}: the hidden states are NaN or infinite; check the weights, or load the model in float32"
         )
     return hidden
 
@@ -94,6 +93,3 @@ class Encoder:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     pooling: str = "mean"
-
-    def __post_init__(self) -> None:
-        check_pooling(self.pooling)
