@@ -1,8 +1,9 @@
 """Parts of the distillation loss, and the model outputs that they compare."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ LOSSES = {
 DEFAULT_LOSSES = {"layers": 1.0, "attention": 3.0}
 
 
+Batch = Mapping[str, torch.Tensor]
 ROW_INPUTS = ("input_ids", "token_type_ids")  # entries of a batch, (B, L)
 
 
@@ -113,25 +115,21 @@ def loss_parts(
         targets: outputs of the teacher.
         mask: (B, L), 1 for real tokens.
     """
-    student, teacher = outputs.hidden_states, targets.hidden_states
+    compared: dict[str, tuple[Callable[..., torch.Tensor], Any, Any]] = {
+        # without the embeddings: only the teacher's contain positions
+        "layers": (hidden_loss, outputs.hidden_states[1:], targets.hidden_states[1:]),
+        "attention": (attention_loss, outputs.attentions, targets.attentions),
+        "logits": (partial(logits_loss, temperature=temperature), [outputs.logits], [targets.logits]),
+    }
     parts = {}
     for name in names:
-        if name == "layers":
-            # without the embeddings: only the teacher's contain positions
-            values = [hidden_loss(a, b, mask) for a, b in zip(student[1:], teacher[1:], strict=True)]
-            parts[name] = reduce(torch.add, values) / len(values)
-        elif name == "attention":
-            assert outputs.attentions is not None and targets.attentions is not None
-            pairs = zip(outputs.attentions, targets.attentions, strict=True)
-            values = [attention_loss(a, b, mask) for a, b in pairs]
-            parts[name] = reduce(torch.add, values) / len(values)
-        else:
-            assert outputs.logits is not None and targets.logits is not None
-            parts[name] = logits_loss(outputs.logits, targets.logits, mask, temperature)
+        loss, own, target = compared[name]
+        values = [loss(a, b, mask) for a, b in zip(own, target, strict=True)]
+        parts[name] = reduce(torch.add, values) / len(values)
     return parts
 
 
-def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
+def compute_outputs(model: nn.Module, batch: Batch, names: Iterable[str]) -> Targets:
     """Outputs of a model for a batch, as needed for the given parts of the loss.
 
     Args:
@@ -152,9 +150,7 @@ def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: 
     return Targets(outputs["hidden_states"], outputs["attentions"] if "attention" in names else None, logits)
 
 
-def model_targets(
-    model: nn.Module, limit: int | None, batch: Mapping[str, torch.Tensor], names: Iterable[str]
-) -> Targets:
+def model_targets(model: nn.Module, limit: int | None, batch: Batch, names: Iterable[str]) -> Targets:
     """`compute_outputs`, with overlapping windows for rows longer than the model's maximum length.
 
     The windows are `OverlappingWindows`, as in `windowed_hidden_states`: the target for a token is from the window
@@ -187,7 +183,7 @@ def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-def _read_in_windows(model: nn.Module, limit: int, row: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
+def _read_in_windows(model: nn.Module, limit: int, row: Batch, names: Iterable[str]) -> Targets:
     """`compute_outputs` of one row, read in windows: inputs (L,), outputs (L, …)."""
     ids = row["input_ids"]
     overlapping = OverlappingWindows.of(len(ids), limit).to(ids.device)
