@@ -111,12 +111,8 @@ def read_table(path: Path = TABLE) -> list[Mutant]:
 
 def copy_repository(to: Path) -> None:
     """What git knows of the repository, as it stands in the working tree."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -232,11 +228,10 @@ def main() -> None:
     kept = RESULTS / "mutants.json"
     rows = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     outcomes = {name: Outcome(**row) for name, row in rows.items()}
+    known = {(name, outcome.fingerprint) for name, outcome in outcomes.items()}
+    waiting = [mutant for mutant in mutants if (mutant.name, mutant.fingerprint) not in known]
     if arguments.only is not None:
         waiting = [mutant for mutant in mutants if mutant.name in arguments.only]
-    else:
-        known = {(name, outcome.fingerprint) for name, outcome in outcomes.items()}
-        waiting = [mutant for mutant in mutants if (mutant.name, mutant.fingerprint) not in known]
 
     def work(mutant: Mutant) -> tuple[Mutant, Outcome | None]:
         return mutant, run(mutant, arguments.processes, arguments.limit, arguments.quick)
