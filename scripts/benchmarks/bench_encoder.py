@@ -39,7 +39,7 @@ import torch
 from shared.arguments import benchmark_parser
 from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
 from shared.process import start_quietly
-from shared.reports import Table, machine_and_versions, print_tables, write_report
+from shared.reports import Table, machine_and_versions, print_tables, stored, write_report
 from shared.runtimes import Inputs, Run, compiled, runtimes, versions
 
 
@@ -93,14 +93,8 @@ PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
 FEW = {"32 tokens in 512 slots": ([32], 512), "8 and 5 tokens": ([8, 5], 8)}
 CASES = [*FULL, PADDED, SORTED, *FEW, *LONG]
 QUICK = ["1 × 128", PADDED]
-STOCK, COMPILED, ATTENTION, OURS, BFLOAT16, INT8 = (
-    "stock PyTorch",
-    "torch.compile",
-    "accelerate_attention",
-    "optimize",
-    "optimize, bfloat16",
-    "optimize, int8",
-)
+STOCK, COMPILED, ATTENTION = "stock PyTorch", "torch.compile", "accelerate_attention"
+OURS, BFLOAT16, INT8 = "optimize", "optimize, bfloat16", "optimize, int8"
 EXACT = (ATTENTION, OURS)
 PASSES = ("forward", "training")
 LARGEST_ERROR = 1e-5
@@ -367,19 +361,8 @@ def memory(family: str, variant: str, case: str) -> float:
 
 # The page ------------------------------------------------------------------------------------------------------------
 
-ORDER = (
-    STOCK,
-    COMPILED,
-    "ONNX Runtime",
-    "ONNX Runtime, int8",
-    "OpenVINO",
-    "OpenVINO, int8",
-    "disentangled-flash",
-    ATTENTION,
-    OURS,
-    BFLOAT16,
-    INT8,
-)
+ORDER = (STOCK, COMPILED, "ONNX Runtime", "ONNX Runtime, int8", "OpenVINO", "OpenVINO, int8", "disentangled-flash")
+ORDER += (ATTENTION, OURS, BFLOAT16, INT8)
 
 INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them faster
 
@@ -529,12 +512,6 @@ def machine(about: dict) -> str:
     return f"{about['machine']} {about['cpu_family_model']}"
 
 
-def earlier(path: Path) -> dict:
-    """The results of earlier runs, for families or machines that this one does not measure."""
-    stored = path.with_name(f"{path.name}.json")
-    return json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {"families": {}}
-
-
 def arguments() -> argparse.Namespace:
     parser = benchmark_parser(__doc__.splitlines()[0])
     first, *others = FAMILIES
@@ -571,7 +548,7 @@ def main() -> None:
         print(json.dumps(memory(*args.worker.split("/"))))
         return
     path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
-    results = earlier(path)
+    results = stored(path) or {"families": {}}  # other families and machines are kept
     about = {**environment(), "protocol": PROTOCOL, "packages": versions() if args.peers or args.models else {}}
     for folder in args.models or ():
         lines = args.sts.read_text(encoding="utf-8").splitlines()[1:]
