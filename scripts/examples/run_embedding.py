@@ -33,7 +33,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 
 from hf_relpos import optimize, patch_transformers
 from hf_relpos.data.records import iterate_records, text_field
-from hf_relpos.evaluation.loading import no_such_model
+from hf_relpos.evaluation.loading import loading_errors
 from hf_relpos.files import write_json
 
 
@@ -91,19 +91,16 @@ def load_encoder(model_args: ModelArguments, max_length: int | None) -> Sentence
     load_tokenizer(model_args)
     changes = {} if model_args.attention_window is None else {"attention_window": model_args.attention_window}
     backend = {"attn_implementation": model_args.attn_implementation} if model_args.attn_implementation else {}
-    try:
-        check_window(model_args, load_config(model_args).model_type)
-        with patch_transformers():
-            model = SentenceTransformer(
-                name,
-                cache_folder=model_args.cache_dir,
-                revision=model_args.model_revision,
-                token=model_args.token,
-                config_kwargs=changes,
-                model_kwargs=backend,
-            )
-    except OSError as error:
-        raise ValueError(no_such_model(name, error)) from error
+    check_window(model_args, load_config(model_args).model_type)
+    with loading_errors(name), patch_transformers():
+        model = SentenceTransformer(
+            name,
+            cache_folder=model_args.cache_dir,
+            revision=model_args.model_revision,
+            token=model_args.token,
+            config_kwargs=changes,
+            model_kwargs=backend,
+        )
     inner = model.transformers_model
     check_scheme(model_args, inner.config)
     model.max_seq_length = sequence_length(max_length, inner, model.max_seq_length or 512)
@@ -146,10 +143,8 @@ def evaluators(args: EmbeddingArguments, batch_size: int) -> list[Any]:
         queries = read_columns(args.queries_file, "query", "doc")[: args.max_eval_samples]
         for number, (_, document) in enumerate(queries, 1):
             if document not in documents:
-                raise ValueError(
-                    f"{args.queries_file}, record {number}: doc = {document!r} is not in {args.documents_file}; "
-                    "add the document"
-                )
+                where = f"{args.queries_file}, record {number}"
+                raise ValueError(f"{where}: doc = {document!r} is not in {args.documents_file}; add the document")
         found.append(
             InformationRetrievalEvaluator(
                 {str(number): query for number, (query, _) in enumerate(queries)},

@@ -5,12 +5,13 @@ import json
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import HfArgumentParser
+
+from hf_relpos.cli import parse_options
 
 
 def option(help: str, default: Any = None) -> Any:
@@ -52,12 +53,12 @@ class ModelArguments:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the scheme by name; values are parsed as JSON where possible."""
-        return pairs("--position_options", self.position_options)
+        return parse_options(self.position_options, "--position_options")
 
     @property
     def overrides(self) -> dict[str, Any]:
         """Fields of the configuration of a new model."""
-        return pairs("--config_overrides", self.config_overrides.split(",") if self.config_overrides else [])
+        return parse_options(self.config_overrides.split(",") if self.config_overrides else [], "--config_overrides")
 
     @property
     def hub(self) -> dict[str, Any]:
@@ -144,23 +145,6 @@ def check_least(name: str, value: int | None, least: int) -> None:
     """
     if value is not None and value < least:
         raise ValueError(f"--{name} {value}: give a whole number from {least} on")
-
-
-def pairs(flag: str, words: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE … as a dict.
-
-    Raises:
-        ValueError: for another word.
-    """
-    values: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise ValueError(f"{flag} {word}: write NAME=VALUE")
-        values[name] = value
-        with suppress(ValueError):
-            values[name] = json.loads(value)
-    return values
 
 
 class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):

@@ -66,10 +66,8 @@ def plain(records: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
         for number, record in enumerate(records, 1):
             both = {type(first), type(record[name])}
             if len(both) > 1 and both != {int, float}:
-                raise ValueError(
-                    f"{path}, record {number}: {name!r} is a {type(record[name]).__name__}, and a "
-                    f"{type(first).__name__} in the first; give all the same type"
-                )
+                kinds = f"a {type(record[name]).__name__}, and a {type(first).__name__} in the first"
+                raise ValueError(f"{path}, record {number}: {name!r} is {kinds}; give all the same type")
     return records
 
 
