@@ -515,18 +515,11 @@ def machine(about: dict) -> str:
 def arguments() -> argparse.Namespace:
     parser = benchmark_parser(__doc__.splitlines()[0])
     first, *others = FAMILIES
-    parser.add_argument(
-        "--families",
-        nargs="*",
-        choices=FAMILIES,
-        metavar="FAMILY",
-        help=f"instead of {first}, stock and ours alone; without a name: {', '.join(others)}",
-    )
+    choice = f"instead of {first}, stock and ours alone; without a name: {', '.join(others)}"
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, metavar="FAMILY", help=choice)
     parser.add_argument("--peers", action="store_true", help="the peers for these families, too")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=", ".join(CASES))
-    parser.add_argument(
-        "--models", nargs="+", type=Path, metavar="FOLDER", help="real sentence encoders, and nothing else"
-    )
+    parser.add_argument("--models", nargs="+", type=Path, metavar="FOLDER", help="real sentence encoders alone")
     parser.add_argument("--sts", type=Path, metavar="FILE", help="pairs of sentences for --models")
     parser.add_argument("--pairs", type=int, default=600, help="how many of them; half is what int8 looks at before")
     parser.add_argument("--label", default="", help="added to the names, so that results of other cases are kept")

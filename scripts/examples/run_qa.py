@@ -84,12 +84,8 @@ def _questions(articles: Sequence[Mapping[str, Any]], answered: bool) -> Iterato
                 "text": [str(answer["text"]) for answer in found],
                 "answer_start": [int(answer["answer_start"]) for answer in found],
             }
-            yield {
-                "id": str(each["id"]),
-                "question": each["question"],
-                "context": paragraph["context"],
-                "answers": answers,
-            }
+            question = {"id": str(each["id"]), "question": each["question"], "context": paragraph["context"]}
+            yield {**question, "answers": answers}
 
 
 def check_answers(split: str, data: Dataset, negatives: bool) -> None:

@@ -201,9 +201,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time (default: 1)")
     parser.add_argument("--processes", default="auto", help="pytest processes for the whole suites (default: auto)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which the reduced suite hangs")
-    parser.add_argument(
-        "--quick", action="store_true", help="run the tests named for each only, and leave survivors for later"
-    )
+    parser.add_argument("--quick", action="store_true", help="run the tests named for each only; survivors wait")
     arguments = parser.parse_args()
     mutants = read_table()
     with tempfile.TemporaryDirectory() as folder:

@@ -162,16 +162,10 @@ def tokenized(
 ) -> dict[str, Dataset]:
     """The sets with what `tokenize` makes of batches of them in place of their columns."""
     with training.main_process_first(desc="tokenizing"):
+        settings = {"batched": True, "num_proc": args.preprocessing_num_workers, "desc": "tokenizing"}
+        settings["load_from_cache_file"] = not args.overwrite_cache
         return {
-            split: data.map(
-                tokenize,
-                batched=True,
-                remove_columns=data.column_names,
-                num_proc=args.preprocessing_num_workers,
-                load_from_cache_file=not args.overwrite_cache,
-                desc="tokenizing",
-            )
-            for split, data in sets.items()
+            split: data.map(tokenize, remove_columns=data.column_names, **settings) for split, data in sets.items()
         }
 
 
