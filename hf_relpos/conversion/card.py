@@ -40,12 +40,11 @@ def source_metadata(folder: Path) -> dict[str, Any]:
         metadata = metadata_load(folder / CARD) or {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return {
-        key: metadata[key]
-        for key in KEPT
-        if isinstance(metadata.get(key), str)
-        or (isinstance(metadata.get(key), list) and all(isinstance(value, str) for value in metadata[key]))
-    }
+
+    def is_text(value: Any) -> bool:
+        return all(isinstance(each, str) for each in value) if isinstance(value, list) else isinstance(value, str)
+
+    return {key: metadata[key] for key in KEPT if is_text(metadata.get(key))}
 
 
 def write_card(

@@ -117,22 +117,17 @@ class Conversion:
         """What the result can and cannot do, in one line."""
         limit = self.limit
         if self.config.has_absolute_table:
-            return (
-                f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. "
-                f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
-            )
+            longer = f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
+            return f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. {longer}"
         if self.method.exact:
             return f"Its outputs equal the source's. It was made for {limit:,} tokens and also reads longer texts."
         if not self.method.learns:
-            return (
-                "It reads texts of any length. Its outputs are far from the source's until you train it. For a model "
-                "to use without training, convert with --text FILE instead of --method drop."
-            )
-        return f"It reads texts of any length and was made for {self.new_length:,} tokens" + (
-            f", with attention_window = {self.window} in its configuration."
-            if self.window
-            else f"; load it with attention_window={max(1, limit // 2)} for longer ones."
-        )
+            usable = "For a model to use without training, convert with --text FILE instead of --method drop."
+            return f"It reads texts of any length. Its outputs are far from the source's until you train it. {usable}"
+        made = f"It reads texts of any length and was made for {self.new_length:,} tokens"
+        if self.window:
+            return f"{made}, with attention_window = {self.window} in its configuration."
+        return f"{made}; load it with attention_window={max(1, limit // 2)} for longer ones."
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class DistillationTrainer(Trainer):
         Args:
             args: positional arguments of Trainer.
             targets: maps a batch from `collate` to Targets.
-            losses: weights by key of `LOSSES`.
+            losses: weights by name of `LOSSES`.
             table_learning_rate: for parameters named `distance_embedding`.
             kwargs: keyword arguments of Trainer.
         """
@@ -157,7 +157,7 @@ def distil(
         batch_tokens: tokens of a batch, padding included; a longer window is a batch by itself.
         learning_rate: peak learning rate of all parameters except the scheme's.
         table_learning_rate: peak learning rate of the scheme's parameters.
-        losses: weights by key of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
+        losses: weights by name of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
             attn_implementation='eager'. Load the teacher with that: it improves the result considerably.
         seed: seed of the batches.
         progress: show a progress bar; without a terminal, print a line every 30 seconds. Or a function to call as
@@ -172,7 +172,7 @@ def distil(
     if losses is None:
         comparable = _returns_attention(student) and _returns_attention(teacher)
         losses = {name: weight for name, weight in DEFAULT_LOSSES.items() if comparable or name != "attention"}
-    if not losses or not losses.keys() <= LOSSES.keys():
+    if not losses or not losses.keys() <= set(LOSSES):
         raise ValueError(f"losses = {losses}: give weights of some of {', '.join(LOSSES)}")
     counts = {"steps": steps, "batch_tokens": batch_tokens}
     rates = {"learning_rate": learning_rate, "table_learning_rate": table_learning_rate}
