@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..attention.dispatch import AUTO
 from ..console import ProgressCallback
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import fidelity
@@ -37,8 +36,8 @@ def held_out_fidelity(
 ) -> dict[str, Any]:
     """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
 
-    Both models keep the default attention. `skipped` lists the lengths that the text does not fill. If the source
-    reads segment pairs, `pairs` has the token cosine in each segment.
+    `skipped` lists the lengths that the text does not fill. If the source reads segment pairs, `pairs` has the token
+    cosine in each segment.
     """
     limit = conversion.limit
     lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
@@ -52,12 +51,9 @@ def held_out_fidelity(
     if not rows_by_length:
         return {"skipped": f"no held-out text fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
-    for model in (student, teacher):
-        model.set_attn_implementation(AUTO)
     result = fidelity(teacher, student, rows_by_length, mask_token_id=mask, seed=seed, progress=progress)
-    for length in lengths:
-        if length not in rows_by_length:
-            result.skipped[length] = f"no held-out text fills {length:,} tokens; give more text"
+    for length in sorted(set(lengths) - set(rows_by_length)):
+        result.skipped[length] = f"no held-out text fills {length:,} tokens; give more text"
     found = result.to_dict()
     layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is not None:

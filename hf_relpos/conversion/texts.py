@@ -1,7 +1,7 @@
 """Windows of tokens cut from the texts of a conversion, to learn from and to check with."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -93,21 +93,15 @@ def gather(
     """
     passage = max(*window_lengths(conversion.limit), conversion.options.length or 0)
     cut = partial(cut_windows, tokenizer, lengths=lengths, short=short, seed=seed, part=part, passage=passage)
+    texts, given = conversion.texts or [], conversion.given
+    sources: list[Iterable[Any]] = [texts]
+    if isinstance(texts[0], Path):
+        sources = [read_texts(path, name, given.skip_unreadable) for path, name in pair_fields(texts, given.field)]
     found: list[Windows] = []
-    for texts, share in _sources(conversion, tokens):
+    for source in sources:
         with suppress(TextError) if part == "check" else conversion_errors("texts: "):
-            found.append(cut(texts, share))
+            found.append(cut(source, -(-tokens // len(sources))))
     return found[0].joined(*found[1:]) if found else Windows([], 0.0, tokens)
-
-
-def _sources(conversion: Conversion, tokens: int) -> Iterator[tuple[Iterable[str], int]]:
-    """The documents of each file, or all documents, with their share of the tokens."""
-    texts = conversion.texts or []
-    if not isinstance(texts[0], Path):
-        yield texts, tokens
-        return
-    for path, field in pair_fields(texts, conversion.given.field):
-        yield read_texts(path, field, conversion.given.skip_unreadable), -(-tokens // len(texts))
 
 
 def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayout | None, float]:
