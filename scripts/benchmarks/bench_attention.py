@@ -299,9 +299,8 @@ def main() -> None:
             python = args.peer_python if name.startswith("4.57") else sys.executable
             request = {"what": "memory", "name": name, "pass": kind, "batch": batch, "length": length}
             used = run_worker(python, __file__, "--worker", json.dumps(request))
-            results["memory"].append(
-                {"variant": name, "pass": kind, "batch": batch, "length": length, "mb": round(used, 1)}
-            )
+            row = {"variant": name, "pass": kind, "batch": batch, "length": length, "mb": round(used, 1)}
+            results["memory"].append(row)
             write()
     print_tables(tables(results))
 

@@ -315,16 +315,9 @@ def measure_sentences(folder: Path, pairs: list[list[str]]) -> list[dict]:
         cosines = (found * vectors[STOCK]).sum(1)
         of_text = found[torch.tensor(order).argsort()].unflatten(0, (-1, 2))
         rho = spearmanr((of_text[:, 0] * of_text[:, 1]).sum(1), [float(score) for score, *_ in pairs])
-        rows.append(
-            {
-                "model": folder.name,
-                "variant": name,
-                "sentences": len(texts),
-                "seconds": round(taken[name], 3),
-                "cosine": [round(float(cosines.mean()), 4), round(float(cosines.min()), 4)],
-                "spearman": round(100 * float(rho.statistic), 2),
-            }
-        )
+        row = {"model": folder.name, "variant": name, "sentences": len(texts), "seconds": round(taken[name], 3)}
+        row["cosine"] = [round(float(cosines.mean()), 4), round(float(cosines.min()), 4)]
+        rows.append({**row, "spearman": round(100 * float(rho.statistic), 2)})
     return rows
 
 

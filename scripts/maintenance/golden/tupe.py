@@ -86,16 +86,8 @@ def main() -> None:
     torch.manual_seed(0)
     tensors = {}
     for case, settings in CASES.items():
-        encoder = encoder_class(
-            padding_idx=1,
-            vocab_size=50,
-            num_encoder_layers=LAYERS,
-            embedding_dim=D,
-            ffn_embedding_dim=32,
-            num_attention_heads=H,
-            max_seq_len=P,
-            **settings,
-        )
+        sizes = {"num_encoder_layers": LAYERS, "embedding_dim": D, "num_attention_heads": H, "max_seq_len": P}
+        encoder = encoder_class(padding_idx=1, vocab_size=50, ffn_embedding_dim=32, **sizes, **settings)
         for parameter in encoder.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
         tensors |= {f"{case}.{name}": tensor for name, tensor in run(encoder.double().eval()).items()}
