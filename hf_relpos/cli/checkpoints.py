@@ -96,8 +96,6 @@ def convert(
     with command_output(json_file) as console:
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
-        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
-            raise ValueError("--text '' is empty; give a file or a folder")
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")

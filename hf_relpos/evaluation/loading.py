@@ -59,7 +59,8 @@ def loading_errors(name: str | Path) -> Iterator[None]:
         ) from error
     except Exception as error:  # broken files and fields raise errors of any type
         reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
-        raise ValueError(f"{name}: cannot be loaded ({reason}); restore config.json and the weights") from error
+        remedy = "install what it lacks, or restore config.json and the weights"
+        raise ValueError(f"{name}: cannot be loaded ({reason}); {remedy}") from error
 
 
 def load_model(name: str | Path) -> PreTrainedModel:
