@@ -39,7 +39,7 @@ import torch
 from shared.arguments import benchmark_parser, positive_int
 from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
 from shared.process import start_quietly
-from shared.reports import Table, machine_and_versions, print_tables, write_report
+from shared.reports import Table, machine_and_versions, print_tables, stored, write_report
 from shared.runtimes import Inputs, Run, compiled, runtimes, versions
 
 
@@ -101,14 +101,8 @@ PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
 FEW = {"32 tokens in 512 slots": ([32], 512), "8 and 5 tokens": ([8, 5], 8)}
 CASES = [*FULL, PADDED, SORTED, *FEW, *LONG]
 QUICK = ["1 × 128", PADDED]
-STOCK, COMPILED, ATTENTION, OURS, BFLOAT16, INT8 = (
-    "stock PyTorch",
-    "torch.compile",
-    "accelerate_attention",
-    "optimize",
-    "optimize, bfloat16",
-    "optimize, int8",
-)
+STOCK, COMPILED, ATTENTION = "stock PyTorch", "torch.compile", "accelerate_attention"
+OURS, BFLOAT16, INT8 = "optimize", "optimize, bfloat16", "optimize, int8"
 EXACT = (ATTENTION, OURS)
 PASSES = ("forward", "training")
 LARGEST_ERROR = 1e-5
@@ -321,16 +315,9 @@ def measure_sentences(folder: Path, pairs: list[list[str]]) -> list[dict]:
         cosines = (found * vectors[STOCK]).sum(1)
         of_text = found[torch.tensor(order).argsort()].unflatten(0, (-1, 2))
         rho = spearmanr((of_text[:, 0] * of_text[:, 1]).sum(1), [float(score) for score, *_ in pairs])
-        rows.append(
-            {
-                "model": folder.name,
-                "variant": name,
-                "sentences": len(texts),
-                "seconds": round(taken[name], 3),
-                "cosine": [round(float(cosines.mean()), 4), round(float(cosines.min()), 4)],
-                "spearman": round(100 * float(rho.statistic), 2),
-            }
-        )
+        row = {"model": folder.name, "variant": name, "sentences": len(texts), "seconds": round(taken[name], 3)}
+        row["cosine"] = [round(float(cosines.mean()), 4), round(float(cosines.min()), 4)]
+        rows.append({**row, "spearman": round(100 * float(rho.statistic), 2)})
     return rows
 
 
@@ -376,22 +363,8 @@ def memory(family: str, variant: str, case: str) -> float:
 
 # The page ------------------------------------------------------------------------------------------------------------
 
-ORDER = (
-    STOCK,
-    COMPILED,
-    "ONNX Runtime",
-    "ONNX Runtime, int8",
-    "OpenVINO",
-    "OpenVINO, as it comes",
-    "OpenVINO, int8",
-    "CTranslate2",
-    "CTranslate2, int8",
-    "disentangled-flash",
-    ATTENTION,
-    OURS,
-    BFLOAT16,
-    INT8,
-)
+ORDER = (STOCK, COMPILED, "ONNX Runtime", "ONNX Runtime, int8", "OpenVINO", "OpenVINO, as it comes", "OpenVINO, int8")
+ORDER += ("CTranslate2", "CTranslate2, int8", "disentangled-flash", ATTENTION, OURS, BFLOAT16, INT8)
 
 INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them faster
 
@@ -541,27 +514,14 @@ def machine(about: dict) -> str:
     return f"{about['machine']} {about['cpu_family_model']}"
 
 
-def earlier(path: Path) -> dict:
-    """The results of earlier runs, for families or machines that this one does not measure."""
-    stored = path.with_name(f"{path.name}.json")
-    return json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {"families": {}}
-
-
 def arguments() -> argparse.Namespace:
     parser = benchmark_parser(__doc__.splitlines()[0])
     first, *others = FAMILIES
-    parser.add_argument(
-        "--families",
-        nargs="*",
-        choices=FAMILIES,
-        metavar="FAMILY",
-        help=f"instead of {first}, stock and ours alone; without a name: {', '.join(others)}",
-    )
+    choice = f"instead of {first}, stock and ours alone; without a name: {', '.join(others)}"
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, metavar="FAMILY", help=choice)
     parser.add_argument("--peers", action="store_true", help="the peers for these families, too")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=", ".join(CASES))
-    parser.add_argument(
-        "--models", nargs="+", type=Path, metavar="FOLDER", help="real sentence encoders, and nothing else"
-    )
+    parser.add_argument("--models", nargs="+", type=Path, metavar="FOLDER", help="real sentence encoders alone")
     parser.add_argument("--sts", type=Path, metavar="FILE", help="pairs of sentences for --models")
     parser.add_argument("--pairs", type=int, default=600, help="how many of them; half is what int8 looks at before")
     parser.add_argument("--label", default="", help="added to the names, so that results of other cases are kept")
@@ -584,7 +544,7 @@ def main() -> None:
         print(json.dumps(memory(*args.worker.split("/"))))
         return
     path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
-    results = earlier(path)
+    results = stored(path) or {"families": {}}  # other families and machines are kept
     about = {**environment(), "protocol": PROTOCOL, "packages": versions() if args.peers or args.models else {}}
     for folder in args.models or ():
         lines = args.sts.read_text(encoding="utf-8").splitlines()[1:]

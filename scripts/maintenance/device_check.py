@@ -77,16 +77,8 @@ Tensors = list[torch.Tensor]
 
 def row_of(part: str, name: str = "", **known: Any) -> Row:
     """A row of the results; without anything known it is wrong."""
-    return {
-        "part": part,
-        "name": name,
-        "error": None,
-        "bound": None,
-        "ok": False,
-        "seconds": None,
-        "detail": "",
-        **known,
-    }
+    unknown = {"error": None, "bound": None, "ok": False, "seconds": None, "detail": ""}
+    return {"part": part, "name": name, **unknown, **known}
 
 
 @dataclass

@@ -74,15 +74,10 @@ def export(model: nn.Module, inputs: Inputs, path: Path) -> None:
     import onnxscript  # noqa: F401  # what the exporter is written in
 
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    shapes = {"input_names": list(inputs), "dynamic_shapes": {name: sizes for name in inputs}}
     with silence(), torch.no_grad():
-        program = torch.onnx.export(
-            LastStates(model).eval(),
-            kwargs=inputs,
-            dynamo=True,
-            input_names=list(inputs),
-            dynamic_shapes={name: sizes for name in inputs},
-            verbose=False,
-        )
+        encoder = LastStates(model).eval()
+        program = torch.onnx.export(encoder, kwargs=inputs, dynamo=True, verbose=False, **shapes)
         program.save(str(path))
 
 
@@ -130,12 +125,8 @@ def quantize_openvino(path: Path, samples: list[Inputs]) -> Any:
     nncf.set_log_level(logging.ERROR)
     data = nncf.Dataset([{name: each.numpy() for name, each in inputs.items()} for inputs in samples])
     with silence():
-        return nncf.quantize(
-            openvino.Core().read_model(str(path)),
-            data,
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(samples),
-        )
+        graph, kind = openvino.Core().read_model(str(path)), nncf.ModelType.TRANSFORMER
+        return nncf.quantize(graph, data, model_type=kind, subset_size=len(samples))
 
 
 def disentangled_flash(model: Any) -> Run:
