@@ -31,7 +31,12 @@ T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 1
 SHARED = {"num_key_value_heads": 1, "head_dim": 8}
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": MASK}
 DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+BUCKETS = {"position_buckets": 8, "share_att_key": True}
 LAYERS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
+GEMMA = {**SHARED, **LAYERS, "use_cache": False}
+ESM = {"position_embedding_type": "rotary", **IDS}
+XLNET = {"d_inner": 24, "d_head": 8, "use_mems_eval": False, "max_position_embeddings": None}
+BART = {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
 
 
 class RemoteConfig(transformers.BertConfig):
@@ -75,18 +80,10 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ELECTRA": ("ElectraModel", "ElectraConfig", {"embedding_size": 24}),
     "ALBERT": ("AlbertModel", "AlbertConfig", {"embedding_size": 24}),
     "DeBERTa v1": ("DebertaModel", "DebertaConfig", DISENTANGLED),
-    "DeBERTa v2": (
-        "DebertaV2Model",
-        "DebertaV2Config",
-        {**DISENTANGLED, "position_buckets": 8, "share_att_key": True},
-    ),
+    "DeBERTa v2": ("DebertaV2Model", "DebertaV2Config", DISENTANGLED | BUCKETS),
     "MPNet": ("MPNetModel", "MPNetConfig", {"pad_token_id": 1}),
     "RoFormer": ("RoFormerModel", "RoFormerConfig", {"embedding_size": 24}),
-    "XLNet": (
-        "XLNetModel",
-        "XLNetConfig",
-        {"d_inner": 24, "d_head": 8, "use_mems_eval": False, "max_position_embeddings": None},
-    ),
+    "XLNet": ("XLNetModel", "XLNetConfig", XLNET),
     "T5": ("T5EncoderModel", "T5Config", T5),
     "mT5": ("MT5EncoderModel", "MT5Config", T5),
     "UMT5": ("UMT5EncoderModel", "UMT5Config", T5),
@@ -95,28 +92,16 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "GTE": ("GteModel", "GteConfig", {}),
     "EuroBERT": ("EuroBertModel", "EuroBertConfig", {**SHARED, **IDS}),
     "Jina v3": ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", {"pad_token_id": 1}),
-    "ESM-2": ("EsmModel", "EsmConfig", {"position_embedding_type": "rotary", **IDS}),
-    "ESM-2, token dropout": (
-        "EsmModel",
-        "EsmConfig",
-        {"position_embedding_type": "rotary", "token_dropout": True, **IDS},
-    ),
+    "ESM-2": ("EsmModel", "EsmConfig", ESM),
+    "ESM-2, token dropout": ("EsmModel", "EsmConfig", {**ESM, "token_dropout": True}),
     "Qwen3": ("Qwen3Model", "Qwen3Config", {**SHARED, "use_cache": False}),
     "Qwen3 with a cache": ("Qwen3Model", "Qwen3Config", SHARED),
     "Llama": ("LlamaModel", "LlamaConfig", {**SHARED, "use_cache": False}),
-    "Gemma3": ("Gemma3TextModel", "Gemma3TextConfig", {**SHARED, **LAYERS, "use_cache": False}),
-    "Gemma3, two-sided": (
-        "Gemma3TextModel",
-        "Gemma3TextConfig",
-        {**SHARED, **LAYERS, "use_cache": False, "use_bidirectional_attention": True},
-    ),
+    "Gemma3": ("Gemma3TextModel", "Gemma3TextConfig", GEMMA),
+    "Gemma3, two-sided": ("Gemma3TextModel", "Gemma3TextConfig", {**GEMMA, "use_bidirectional_attention": True}),
     "LFM2": ("Lfm2Model", "Lfm2Config", {"num_key_value_heads": 1, "full_attn_idxs": [1], "use_cache": False}),
     "UltraBERT": ("UltrabertModel", "UltrabertConfig", {**SHARED, **LAYERS, **IDS}),
-    "BART's encoder": (
-        "transformers.models.bart.modeling_bart:BartEncoder",
-        "BartConfig",
-        {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24},
-    ),
+    "BART's encoder": ("transformers.models.bart.modeling_bart:BartEncoder", "BartConfig", BART),
     "remote code": ("encoders:RemoteModel", "encoders:RemoteConfig", {}),
 }
 SCHEMES = ("absolute", "relative_key", "deberta", "harmonic")

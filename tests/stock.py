@@ -1,12 +1,17 @@
 """Stock classes of relative encoders as oracles. They round some constants to float32, whatever their dtype."""
 
 import contextlib
+import json
+from pathlib import Path
 
 import torch
 import transformers
 from torch import nn
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
+
+from hf_relpos.families.recognition import recognise
+from hf_relpos.families.registry import FAMILIES
 
 
 def older_than(release: str) -> bool:
@@ -100,3 +105,41 @@ def random_model(kind, name, folder=None, spread=0.2, **fields):
     if folder is not None:
         model.save_pretrained(folder)
     return model
+
+
+# Outputs that are compared, and the bias of a projection that stock XLNet does not have.
+OUTPUTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
+XLNET, ADDED = FAMILIES["xlnet"], ".attention.output.dense.bias"
+
+
+def outputs_of(model, inputs, real):
+    """All that tells, at real tokens, as one vector."""
+    outputs = model(**inputs)
+    values = [outputs[key] for key in OUTPUTS if outputs.get(key) is not None]
+    return torch.cat([(each[real] if each.shape[: real.dim()] == real.shape else each).flatten() for each in values])
+
+
+def errors(stock, ours, inputs, real, least=0.0):
+    """Largest difference of the outputs and of the gradients of stock parameters, relative to the largest.
+
+    Args:
+        real: which tokens are compared.
+        least: what the largest output counts as, if it is smaller.
+    """
+    found = []
+    for model in (stock, ours):
+        model.zero_grad()
+        values = outputs_of(model, inputs, real)
+        (values * torch.linspace(-1, 1, len(values), dtype=values.dtype)).sum().backward()
+        found.append(values.detach())
+    spec = recognise(Path(), json.loads(stock.config.to_json_string(use_diff=False)))
+    expected, own = (
+        {key: torch.zeros_like(each) if each.grad is None else each.grad for key, each in tensors.items()}
+        for tensors in (stock.state_dict(keep_vars=True), ours.state_dict(keep_vars=True))
+    )
+    learned = {key: each for key, each in expected.items() if "embed_positions" not in key}  # fixed sinusoids
+    unpacked = {key: each for key, each in spec.unpack(learned).items() if not (spec.family is XLNET and ADDED in key)}
+    gradients = {key: own[spec.rename(key, base=ours.base_model is ours)[0]] for key in unpacked}
+    largest = max(float(each.abs().max()) for each in unpacked.values())
+    worst = max(float((gradients[key] - each).abs().max()) for key, each in unpacked.items())
+    return float((found[1] - found[0]).abs().max() / found[0].abs().max().clamp_min(least)), worst / largest

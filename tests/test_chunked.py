@@ -1,6 +1,5 @@
 """Attention in chunks against eager: outputs, all gradients, memory, dropout, and when it is taken."""
 
-import copy
 import dataclasses
 import itertools
 
@@ -11,7 +10,6 @@ from oracles import ON_TOKENS, extra_inputs, padding, stir, tiny_config, tiny_mo
 from selection import thinned
 from test_formula import ALL, LargestTensor as Largest, clipped, combination_id, random_terms
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from transformers import DynamicCache
 from typer.testing import CliRunner
 
 from hf_relpos import (
@@ -81,16 +79,13 @@ def vectors(length, keys, batch=BATCH):
 
 def converted(terms, dtype):
     """The same terms in another dtype, as leaves, and these."""
-    terms = copy.copy(terms)
-    for field in TABLES:
-        tables = tuple(
-            type(table)(table.rows.detach().to(dtype).requires_grad_(), table.row_of)
-            for table in getattr(terms, field)
-        )
-        object.__setattr__(terms, field, tables)
-    object.__setattr__(terms, "dense", tuple(bias.detach().to(dtype).requires_grad_() for bias in terms.dense))
-    if terms.content_bias is not None:
-        object.__setattr__(terms, "content_bias", terms.content_bias.detach().to(dtype).requires_grad_())
+
+    def leaf(tensor):
+        return tensor.detach().to(dtype).requires_grad_()
+
+    tables = {field: tuple(Table(leaf(each.rows), each.row_of) for each in getattr(terms, field)) for field in TABLES}
+    content_bias = None if terms.content_bias is None else leaf(terms.content_bias)
+    terms = dataclasses.replace(terms, **tables, dense=tuple(map(leaf, terms.dense)), content_bias=content_bias)
     return terms, leaves_of(terms)
 
 
@@ -112,6 +107,13 @@ def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float
 
 def largest(one, other):
     return max(float((x - y).abs().max()) for x, y in zip(one, other, strict=True) if not (x is None and y is None))
+
+
+def assert_eagers(tensors, terms, context, mask=None, causal=False, bound=1e-11):
+    """Output and gradients in chunks are eager's, which are returned."""
+    expected = run("eager", tensors, terms, context, mask, causal)
+    assert largest(run("chunked", tensors, terms, context, mask, causal), expected) <= bound
+    return expected
 
 
 def window(length, max_distance):
@@ -167,12 +169,11 @@ def test_output_and_gradients_are_eagers(length, mask, chosen):
     shared = length == 100
     terms, _ = random_terms(chosen, shared, tables=2)
     if len(chosen) != 1:
-        object.__setattr__(terms, "dense", (torch.randn(1 if shared else BATCH, HEADS, length, length).double(),))
+        dense = torch.randn(1 if shared else BATCH, HEADS, length, length).double()
+        terms = dataclasses.replace(terms, dense=(dense,))
     tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
-    expected = run("eager", tensors, terms, context, seen)
-    got = run("chunked", tensors, terms, context, seen)
-    assert largest(got, expected) <= 1e-10
-    again = run("chunked", tensors, terms, context, seen)
+    assert_eagers(tensors, terms, context, seen, bound=1e-10)
+    got, again = (run("chunked", tensors, terms, context, seen) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True) if one is not None)
 
 
@@ -199,9 +200,7 @@ def test_gradients_are_finite_differences(mask):
 def test_causal_without_a_mask(length, keys, start):
     """Also with keys from a cache, and a static one that is not full."""
     terms, _ = random_terms(ALL, shared=False)
-    tensors, context = vectors(length, keys), AttentionContext(length, keys, start)
-    expected = run("eager", tensors, terms, context, causal=True)
-    assert largest(run("chunked", tensors, terms, context, causal=True), expected) <= 1e-11
+    assert_eagers(vectors(length, keys), terms, AttentionContext(length, keys, start), causal=True)
 
 
 def wide_terms(chosen, dtype):
@@ -242,13 +241,10 @@ def test_scheme_that_hides_keys():
     """`allow`, with and without a mask: queries that may attend to nothing get zeros."""
     heads = torch.tensor([[True, False, False], [False, False, True], [True, False, True]])
     terms, _ = random_terms(frozenset("A"), shared=False)
-    allow = type(terms.query_table[0])(heads, lambda r: r.sign() + 1)
-    object.__setattr__(terms, "allow", (allow,))
+    terms = dataclasses.replace(terms, allow=(Table(heads, lambda r: r.sign() + 1),))
     tensors, context = vectors(63, 63), AttentionContext(63, 63)
     for mask in (None, MASKS["padding"](63), left_padding(63)):
-        expected = run("eager", tensors, terms, context, mask)
-        assert largest(run("chunked", tensors, terms, context, mask), expected) <= 1e-11
-        assert (expected[0][:, 0, 0] == 0).all()
+        assert (assert_eagers(tensors, terms, context, mask)[0][:, 0, 0] == 0).all()
 
 
 def test_other_rows_of_the_batch_change_nothing():
@@ -317,11 +313,8 @@ def test_a_window_costs_what_it_shows():
 @pytest.mark.parametrize("mask", ["none", "padding", "window"])
 def test_chunks_of_long_inputs(mask, monkeypatch):
     monkeypatch.setattr(skewed, "LONG", 200)
-    length = 201
     terms, _ = random_terms(ALL, shared=False)
-    tensors, context, seen = vectors(length, length), AttentionContext(length, length), MASKS[mask](length)
-    expected = run("eager", tensors, terms, context, seen)
-    assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
+    assert_eagers(vectors(201, 201), terms, AttentionContext(201, 201), MASKS[mask](201))
 
 
 # Keys that weigh nothing ------------------------------------------------------------------------------------------
@@ -345,15 +338,14 @@ def test_far_keys_left_out(mask, spread, monkeypatch):
     tensors, seen = vectors(length, length), None if causal else MASKS[mask](length)
     tensors[0] *= spread
     tensors[1][:, :, 7] *= 20 * spread  # a far key that most queries find
-    context = AttentionContext(length, length)
-    expected = run("eager", tensors, decaying(length), context, seen, causal)
-    with Multiplications() as products:
-        got = run("chunked", tensors, decaying(length), context, seen, causal)
-    assert largest(got, expected) <= 1e-12
+    given = tensors, decaying(length), AttentionContext(length, length), seen, causal
+    assert_eagers(*given, bound=1e-12)
     if spread < 1 and mask != "holes":  # some query of each chunk is in a hole
+        with Multiplications() as products:
+            run("chunked", *given)
         monkeypatch.setattr(backend_chunked, "far_offsets", lambda *_: None)
         with Multiplications() as all_products:
-            run("chunked", tensors, decaying(length), context, seen, causal)
+            run("chunked", *given)
         assert products.count < 0.8 * all_products.count
 
 
@@ -364,7 +356,7 @@ def test_far_keys_of_one_side():
     for own in (True, False):
         sees = torch.tensor([[True, own, False], [False, own, True], [True, own, True]])
         terms = decaying(length, sees)
-        assert largest(run("chunked", tensors, terms, context), run("eager", tensors, terms, context)) <= 1e-12
+        assert_eagers(tensors, terms, context, bound=1e-12)
         assert (far_offsets(*tensors[:2], to_toeplitz(terms, context, tensors[0])) is not None) == own
 
 
@@ -416,11 +408,8 @@ def terms_of_rows(row_of, rows, heads):
 @pytest.mark.parametrize("heads", [1, HEADS], ids=["shared", "per-head"])
 @pytest.mark.parametrize("kind", SHARED_ROWS)
 def test_offsets_that_share_rows_are_eagers(kind, heads, mask):
-    length = 201
-    terms, context = terms_of_rows(*SHARED_ROWS[kind], heads), AttentionContext(length, length)
-    tensors, seen = vectors(length, length), MASKS[mask](length)
-    expected = run("eager", tensors, terms, context, seen)
-    assert largest(expected, run("chunked", tensors, terms, context, seen)) <= 1e-11
+    terms = terms_of_rows(*SHARED_ROWS[kind], heads)
+    assert_eagers(vectors(201, 201), terms, AttentionContext(201, 201), MASKS[mask](201))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -436,11 +425,8 @@ def test_probabilities_that_are_kept_give_the_gradients_of_those_computed_again(
         own, leaves = converted(terms, dtype)
         inputs = [tensor.to(dtype).requires_grad_() for tensor in tensors]
         sizes = []
-        torch.manual_seed(3)
         with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
-            content, query, key = content_vectors(*inputs[:2], own, context)
-            form = to_toeplitz(own, context, query)
-            out = chunked_attention(content, query, key, inputs[2], form, 0, seen, dropout=dropout)
+            out = dropped_out(inputs, own, context, dropout, 3, seen)
         total = out.double().square().sum()
         first = torch.autograd.grad(total, [*inputs, *leaves], retain_graph=True, allow_unused=True)
         again = torch.autograd.grad(total, [*inputs, *leaves], allow_unused=True)
@@ -659,25 +645,6 @@ def test_sdpa_is_causal_where_the_call_says_so():
         call = AttentionCall(query, key, value, Terms(), AttentionContext(5, 5), is_causal=causal)
         one, other = (run_attention(name, call)[0] for name in ("sdpa", "eager"))
         assert (one - other).abs().max() <= 1e-6
-
-
-@pytest.mark.parametrize("name", ["relative_key", "shaw", "disan"])
-def test_falling_back_changes_nothing(name, monkeypatch):
-    """Calls that are too short: causal ones with and without a cache, padding, and a prepared float mask."""
-    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True)
-    ids, real = torch.randint(1, 50, (2, 12)), padding([12, 7], 12)
-    prepared = torch.zeros(2, 1, 12, 12).masked_fill(~(real[:, None, None] & torch.ones(12, 12).bool().tril()), -1e30)
-    results = []
-    for fewest in (0, 1 << 60):
-        monkeypatch.setattr(backend_chunked, "FEWEST_SCORES", fewest)
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad():
-            parts = [model(part, past_key_values=cache).logits for part in ids.split([5, 6, 1], dim=1)]
-            whole = model(ids).logits
-            padded = [model(ids, attention_mask=mask).logits[real] for mask in (real.long(), prepared)]
-        results.append([torch.cat(parts, dim=1), whole, *padded])
-    assert largest(*results) <= 1e-5
-    assert largest(results[0][:1], results[0][1:2]) <= 1e-5
 
 
 def test_the_choice_is_not_saved(tmp_path):

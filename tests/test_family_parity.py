@@ -8,7 +8,6 @@ import contextlib
 import filecmp
 import io
 import json
-from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -16,12 +15,11 @@ import torch
 from folders import edit
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
-from stock import in_float64, random_model
+from stock import errors, in_float64, random_model
 from torch.export import Dim
 
 from hf_relpos import convert, export_checkpoint
 from hf_relpos.conversion import ConversionError
-from hf_relpos.families.recognition import recognise
 from hf_relpos.families.registry import FAMILIES
 from hf_relpos.families.roformer import position_table
 from hf_relpos.host.declarations import ROFORMER_CAUSAL_MASK
@@ -54,9 +52,7 @@ HEADS = [
     if name != "RoFormerForCausalLM" or ROFORMER_CAUSAL_MASK.lack() is None
 ]
 every_head = pytest.mark.parametrize("kind, name", HEADS, ids=[name for _, name in HEADS])
-XLNET, ADDED = FAMILIES["xlnet"], ".attention.output.dense.bias"  # which stock XLNet does not have
 UNUSED = {"mask_emb", "transformer.mask_emb"}  # by XLNet's encoders; not kept
-OUTPUTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
 
 
 @pytest.fixture
@@ -91,41 +87,13 @@ def batch(name):
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.randint(2, shape)}, mask.bool()
 
 
-def outputs_of(model, inputs, real):
-    """All that tells, at real tokens, as one vector."""
-    outputs = model(**inputs)
-    values = [outputs[key] for key in OUTPUTS if outputs.get(key) is not None]
-    return torch.cat([(each[real] if each.shape[: real.dim()] == real.shape else each).flatten() for each in values])
-
-
-def errors(stock, ours, name):
-    """Largest difference of the outputs and of the gradients of stock parameters, relative to the largest."""
-    inputs, real = batch(name)
-    found = []
-    for model in (stock, ours):
-        model.zero_grad()
-        values = outputs_of(model, inputs, real)
-        (values * torch.linspace(-1, 1, len(values), dtype=values.dtype)).sum().backward()
-        found.append(values.detach())
-    spec = recognise(Path(), json.loads(stock.config.to_json_string(use_diff=False)))
-    expected, own = (
-        {key: torch.zeros_like(each) if each.grad is None else each.grad for key, each in tensors.items()}
-        for tensors in (stock.state_dict(keep_vars=True), ours.state_dict(keep_vars=True))
-    )
-    learned = {key: each for key, each in expected.items() if "embed_positions" not in key}  # fixed sinusoids
-    unpacked = {key: each for key, each in spec.unpack(learned).items() if not (spec.family is XLNET and ADDED in key)}
-    gradients = {key: own[spec.rename(key, base=ours.base_model is ours)[0]] for key in unpacked}
-    largest = max(float(each.abs().max()) for each in unpacked.values())
-    worst = max(float((gradients[key] - each).abs().max()) for key, each in unpacked.items())
-    return float((found[1] - found[0]).abs().max() / found[0].abs().max()), worst / largest
-
-
 @every_head
 def test_outputs_and_gradients(kind, name, tmp_path, measured):
     stock, ours = stock_model(kind, name, tmp_path), our_class(kind, name)
-    single = errors(stock, ours.from_pretrained(tmp_path).eval(), name)
+    inputs, real = batch(name)
+    single = errors(stock, ours.from_pretrained(tmp_path).eval(), inputs, real)
     with in_float64(stock):
-        double = errors(stock, ours.from_pretrained(tmp_path, dtype=torch.float64).eval(), name)
+        double = errors(stock, ours.from_pretrained(tmp_path, dtype=torch.float64).eval(), inputs, real)
     measured(float32=single[0], gradient32=single[1], float64=double[0], gradient64=double[1])
     assert max(single) <= 1e-5 and max(double) <= 1e-9
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import array, formula_by_loop, uncompiled
+from oracles import array, formula_by_loop, padding, uncompiled
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -146,22 +146,11 @@ def test_rotation(chosen, start, as_tensor):
     compare(terms, plain, length=3, keys=7, start=start, plain_rotate=plain_turn, as_tensor=as_tensor)
 
 
-def padding_mask():
-    """Different for each row of the batch; every query sees a key."""
-    mask = torch.ones(BATCH, 1, 1, 6, dtype=torch.bool)
-    mask[1, ..., 4:] = False
-    return mask
-
-
-def any_mask():
-    """Different for every head and query; the key at the query's own place is always seen."""
-    return (torch.rand(BATCH, HEADS, 6, 6) < 0.5) | torch.eye(6, dtype=torch.bool)
-
-
 MASKS = {
-    "padding": padding_mask,
+    "padding": lambda: padding([6, 4], 6)[:, None, None],
     "causal": lambda: torch.ones(6, 6, dtype=torch.bool).tril()[None, None],
-    "any": any_mask,
+    # different for every head and query; the key at the query's own place is always seen
+    "any": lambda: (torch.rand(BATCH, HEADS, 6, 6) < 0.5) | torch.eye(6, dtype=torch.bool),
 }
 
 

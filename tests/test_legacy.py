@@ -4,12 +4,15 @@ Folders and their contents are described in tests/fixtures/README.md.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from errors import raises
+from folders import edit
 from launching import run_code
+from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -24,14 +27,9 @@ from transformers import (
 )
 
 import hf_relpos
-from hf_relpos import (
-    RelPosBertConfig,
-    RelPosBertForMaskedLM,
-    RelPosBertForSequenceClassification,
-    RelPosBertModel,
-    patch_transformers,
-)
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel, patch_transformers
 from hf_relpos.demo import CHECKPOINT
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 LEGACY = Path(__file__).parent / "fixtures" / "legacy"
@@ -101,7 +99,7 @@ def check_same(one: dict, other: dict) -> None:
 
 
 def test_every_head_is_there():
-    ours = {head.__name__.removeprefix("RelPos") for head in hf_relpos.models.modeling_relpos_bert.HEADS.values()}
+    ours = {head.__name__.removeprefix("RelPos") for head in HEADS.values()}
     for kind in KINDS:
         assert ours <= {folder.name for folder in FOLDERS if folder.parent.name == kind}
 
@@ -133,18 +131,6 @@ def test_saved_in_our_format(folder, tmp_path, warnings_heard):
     after = again.state_dict()
     assert all(torch.equal(tensor, after.pop(name)) for name, tensor in model.state_dict().items()) and not after
     check_old_outputs(again, folder)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_head_on_the_same_body(kind):
-    """Fine-tuning starts like this: the new classifier is missing, the tables are not."""
-    folder = LEGACY / kind / "BertForMaskedLM"
-    model, info = RelPosBertForSequenceClassification.from_pretrained(folder, output_loading_info=True)
-    assert {name.partition(".")[0] for name in info["missing_keys"] if ".pooler." not in name} == {"classifier"}
-    arguments, expected = read(folder / "io.safetensors")
-    del arguments["labels"]
-    found = run(model, arguments)
-    torch.testing.assert_close(found["hidden_states.2"], expected["hidden_states.2"], **TOLERANCE)
 
 
 def test_pickled_weights_with_position_ids(tmp_path, warnings_heard):
@@ -247,19 +233,17 @@ NEZHA = {
 @pytest.mark.parametrize("form", NEZHA)
 def test_from_pretrained_refuses_nezha_with_the_remedy(form, tmp_path):
     fields, left_out, buffer = NEZHA[form]
-    folder = LEGACY / "relative_key" / "BertModel"
-    config = json.loads((folder / "config.json").read_text())
-    kept = {name: value for name, value in config.items() if name not in ("position_embedding_type", *left_out)}
-    (tmp_path / "config.json").write_text(json.dumps({**kept, **fields}))
-    tensors = load_file(folder / "model.safetensors")
+    source = shutil.copytree(LEGACY / "relative_key" / "BertModel", tmp_path / "source")
+    edit(source, **dict.fromkeys(("position_embedding_type", *left_out)), **fields)
+    tensors = load_file(source / "model.safetensors")
     tensors = {name: value for name, value in tensors.items() if "position_emb" not in name and "distance" not in name}
     if buffer:
         tensors[SINUSOIDS] = torch.zeros(9, 8)
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
     with patch_transformers():
         for load in (RelPosBertModel.from_pretrained, BertModel.from_pretrained, AutoModel.from_pretrained):
             with raises(ValueError, "NEZHA", "hf-relpos convert") as raised:
-                load(tmp_path)
+                load(source)
             assert "config.json says" not in str(raised.value)
 
 
@@ -277,13 +261,10 @@ def absolute(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("named", [True, False])
 def test_absolute_checkpoints(absolute, tmp_path, backend, named, warnings_heard):
-    config = json.loads((absolute / "config.json").read_text())
-    assert config.pop("position_embedding_type") == "absolute"
-    folder = absolute
+    folder = shutil.copytree(absolute, tmp_path / "source")
+    assert json.loads((folder / "config.json").read_text())["position_embedding_type"] == "absolute"
     if not named:  # as v5 writes it
-        folder = tmp_path
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "model.safetensors").write_bytes((absolute / "model.safetensors").read_bytes())
+        edit(folder, position_embedding_type=None)
     stock = BertModel.from_pretrained(folder, attn_implementation=backend)
     ours = RelPosBertModel.from_pretrained(folder, attn_implementation=backend)
     assert ours.config.position_embedding_type == "absolute"
@@ -333,13 +314,9 @@ def test_a_stock_class_warns_of_the_tables_that_it_leaves_out(kind, stock):
 
 
 def test_a_class_without_one_of_ours_names_the_converter(tmp_path):
-    config = RobertaConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=32, vocab_size=50
-    )
-    tensors = RobertaModel(config).state_dict()
-    tensors["encoder.layer.0.attention.self.distance_embedding.weight"] = torch.zeros(9, 8)
-    config.save_pretrained(tmp_path)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    model = RobertaModel(RobertaConfig(**tiny_sizes()))
+    table = {"encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(9, 8)}
+    model.save_pretrained(tmp_path, state_dict={**model.state_dict(), **table})
     with pytest.warns(UserWarning, match="hf-relpos convert"):
         RobertaModel.from_pretrained(tmp_path)
 

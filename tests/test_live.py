@@ -21,7 +21,6 @@ from transformers import (
     RoFormerModel,
     T5Config,
     T5EncoderModel,
-    T5ForConditionalGeneration,
     XLNetConfig,
     XLNetModel,
 )
@@ -67,28 +66,22 @@ T5_SIZES = dict(
 XLNET_SIZES = dict(
     vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=24, initializer_range=0.3, ff_activation="gelu"
 )
+V1, V2 = (DebertaModel, DebertaConfig), (DebertaV2Model, DebertaV2Config)
+UNBUCKETED = {"position_buckets": -1, "max_relative_positions": 6, "norm_rel_ebd": "none"}
 MODELS = {
-    "v3": (DebertaV2Model, DebertaV2Config, V3),
-    "v2 with projections of its own": (DebertaV2Model, DebertaV2Config, V3 | {"share_att_key": False}),
-    "v2 c2p": (DebertaV2Model, DebertaV2Config, V3 | {"pos_att_type": ["c2p"]}),
-    "v2 p2c": (DebertaV2Model, DebertaV2Config, V3 | {"pos_att_type": "p2c", "share_att_key": False}),
-    "v2 no terms": (DebertaV2Model, DebertaV2Config, V3 | {"pos_att_type": []}),
-    "v2 without buckets": (
-        DebertaV2Model,
-        DebertaV2Config,
-        V3 | {"position_buckets": -1, "max_relative_positions": 6, "norm_rel_ebd": "none"},
-    ),
-    "v2 with positions at the input": (DebertaV2Model, DebertaV2Config, V3 | {"position_biased_input": True}),
-    "v2 with a convolution": (DebertaV2Model, DebertaV2Config, V3 | {"conv_kernel_size": 3, "conv_act": "gelu"}),
-    "v2 absolute": (DebertaV2Model, DebertaV2Config, {**SIZES, "relative_attention": False, "pos_att_type": []}),
-    "v1": (DebertaModel, DebertaConfig, {**SIZES, **RELATIVE, "max_relative_positions": -1}),
-    "v1 c2p": (DebertaModel, DebertaConfig, {**SIZES, **RELATIVE, "pos_att_type": ["c2p"]}),
-    "v1 p2c, clipped": (
-        DebertaModel,
-        DebertaConfig,
-        {**SIZES, **RELATIVE, "pos_att_type": ["p2c"], "max_relative_positions": 5},
-    ),
-    "v1 absolute": (DebertaModel, DebertaConfig, {**SIZES, "relative_attention": False}),
+    "v3": (*V2, V3),
+    "v2 with projections of its own": (*V2, V3 | {"share_att_key": False}),
+    "v2 c2p": (*V2, V3 | {"pos_att_type": ["c2p"]}),
+    "v2 p2c": (*V2, V3 | {"pos_att_type": "p2c", "share_att_key": False}),
+    "v2 no terms": (*V2, V3 | {"pos_att_type": []}),
+    "v2 without buckets": (*V2, V3 | UNBUCKETED),
+    "v2 with positions at the input": (*V2, V3 | {"position_biased_input": True}),
+    "v2 with a convolution": (*V2, V3 | {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    "v2 absolute": (*V2, {**SIZES, "relative_attention": False, "pos_att_type": []}),
+    "v1": (*V1, {**SIZES, **RELATIVE, "max_relative_positions": -1}),
+    "v1 c2p": (*V1, {**SIZES, **RELATIVE, "pos_att_type": ["c2p"]}),
+    "v1 p2c, clipped": (*V1, {**SIZES, **RELATIVE, "pos_att_type": ["p2c"], "max_relative_positions": 5}),
+    "v1 absolute": (*V1, {**SIZES, "relative_attention": False}),
     "MPNet": (MPNetModel, MPNetConfig, {**SIZES, "relative_attention_num_buckets": 32}),
     "RoFormer": (RoFormerModel, RoFormerConfig, {**SIZES, "embedding_size": 24}),
     "RoFormer with rotated values": (RoFormerModel, RoFormerConfig, {**SIZES, "rotary_value": True}),
@@ -155,6 +148,14 @@ def assert_equal_numbers(ours, theirs, tolerance: float) -> None:
     assert error <= tolerance * max(1.0, size)
 
 
+def assert_same_after(accelerate, model, outputs, bound: float) -> None:
+    """The tensors that a function returns are the same once its model is accelerated."""
+    before = outputs()
+    accelerate(model)
+    for ours, theirs in zip(outputs(), before, strict=True):
+        assert_equal_numbers(ours, theirs, bound)
+
+
 @pytest.fixture(params=["dense", "chunked"])
 def backend(request, monkeypatch):
     """Small calls run on a dense bias and large ones in chunks: both, at a size that a test can afford."""
@@ -187,11 +188,8 @@ def test_forward_mode_and_transforms_of_position_parameters(name, accelerate, ba
         return [torch.func.jvp(total, (chosen,), (change,))[1], torch.func.vmap(total)(several), *gradients.values()]
 
     with torch.no_grad():
-        before = found()
-        assert before[0].abs() > 1e-3
-        accelerate(model)
-        for ours, theirs in zip(found(), before, strict=True):
-            assert_equal_numbers(ours, theirs, 1e-9)
+        assert found()[0].abs() > 1e-3
+        assert_same_after(accelerate, model, found, 1e-9)
 
 
 # up to Transformers 5.14 stock T5 in float64 gives NaN, from the minimum of float64 in its float32
@@ -253,37 +251,21 @@ def test_many_chunks_of_queries_are_as_stock(name, monkeypatch):
 @torch.no_grad()
 def test_float32_is_that_of_stock(name, backend):
     model, inputs = build(name, torch.float32), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
-    before = model(**inputs)[0]
-    attention_alone(model)
-    assert_equal_numbers(model(**inputs)[0], before, 1e-5)
+    assert_same_after(attention_alone, model, lambda: [model(**inputs)[0]], 1e-5)
 
 
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.full), "right"])
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_weights_and_hidden_states_are_those_of_stock(name, padding, backend):
     model, inputs = build(name), batch(padding, token_types=name not in WITHOUT_TOKEN_TYPES)
-    options = dict(output_attentions=True, output_hidden_states=True)
-    before = model(**inputs, **options)
-    attention_alone(model)
-    after = model(**inputs, **options)
-    assert len(after.hidden_states) == 3
-    assert len(after.attentions) == (0 if name in ("T5", "mT5") and ALWAYS_THREE else 2)  # with sdpa T5 has none
-    for ours, theirs in zip(
-        after.attentions + after.hidden_states, before.attentions + before.hidden_states, strict=True
-    ):
-        assert_equal_numbers(ours, theirs, tolerance(name))
 
+    def found():
+        outputs = model(**inputs, output_attentions=True, output_hidden_states=True)
+        assert len(outputs.hidden_states) == 3
+        assert len(outputs.attentions) == (0 if name in ("T5", "mT5") and ALWAYS_THREE else 2)  # with sdpa T5 has none
+        return outputs.attentions + outputs.hidden_states
 
-@pytest.mark.parametrize("name", ["v3", "v1", "MPNet", "RoFormer", "T5", "XLNet"])
-def test_undo_gives_the_very_same_numbers_again(name):
-    model, inputs = build(name), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
-    before = model(**inputs)[0]
-    classes = [type(module) for module in model.modules()]
-    with attention_alone(model) as handle:
-        assert [type(module) for module in model.modules()] != classes and "undone" not in str(handle)
-    assert torch.equal(model(**inputs)[0], before) and str(handle).startswith("undone")
-    assert [type(module) for module in model.modules()] == classes
-    handle.undo()  # again: nothing
+    assert_same_after(attention_alone, model, found, tolerance(name))
 
 
 def test_what_is_left_is_named_with_its_reason():
@@ -317,10 +299,7 @@ def test_xlnet_with_memory_and_without_token_types(backend):
         again = model(input_ids=inputs["input_ids"][:, :9], mems=first.mems, use_mems=True)
         return [first[0], again[0], *again.mems]
 
-    before = outputs()
-    attention_alone(model)
-    for ours, theirs in zip(outputs(), before, strict=True):
-        assert_equal_numbers(ours, theirs, 1e-10)
+    assert_same_after(attention_alone, model, outputs, 1e-10)
 
 
 def test_xlnet_predictions_under_a_permutation_go_to_stock():
@@ -329,20 +308,11 @@ def test_xlnet_predictions_under_a_permutation_go_to_stock():
     perm_mask[:, :, -1] = 1
     target_mapping = torch.zeros(3, 1, 15)
     target_mapping[:, 0, -1] = 1
-    before = (
-        model(**inputs, perm_mask=perm_mask)[0],
-        model(**inputs, perm_mask=perm_mask, target_mapping=target_mapping)[0],
-    )
-    attention_alone(model)
-    assert_equal_numbers(model(**inputs, perm_mask=perm_mask)[0], before[0], 1e-5)
-    predicted = model(**inputs, perm_mask=perm_mask, target_mapping=target_mapping)[0]
-    assert_equal_numbers(predicted, before[1], 1e-5)
+    calls = [inputs | {"perm_mask": perm_mask}, inputs | {"perm_mask": perm_mask, "target_mapping": target_mapping}]
+    assert_same_after(attention_alone, model, lambda: [model(**each)[0] for each in calls], 1e-5)
 
 
-def test_decoders_are_left_beside_encoders():
-    handle = attention_alone(T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)))
-    assert [(each.name, each.layers) for each in handle.encoders] == [("encoder", 2)]
-    assert not handle.left
+def test_decoders_are_left():
     for model, reason in (
         (RoFormerModel(RoFormerConfig(**SIZES, is_decoder=True)), "decoder: it attends to the left only"),
         (XLNetModel(XLNetConfig(**XLNET_SIZES, attn_type="uni")), "attn_type = 'uni'"),
@@ -362,11 +332,8 @@ def test_additive_masks_of_any_kind(backend):
     pairs = torch.where(soft > 0.5, lowest, torch.zeros_like(lowest))
     rows = torch.zeros(3, 1, 15, 15, dtype=torch.float64)
     rows[1] = lowest
-    masks = (soft, pairs, rows)
-    before = [model(**inputs, attention_mask=mask)[0] for mask in masks]
-    attention_alone(model)
-    for mask, expected in zip(masks, before, strict=True):
-        assert_equal_numbers(model(**inputs, attention_mask=mask)[0], expected, 1e-10)
+    calls = [inputs | {"attention_mask": mask} for mask in (soft, pairs, rows)]
+    assert_same_after(attention_alone, model, lambda: [model(**each)[0] for each in calls], 1e-10)
 
 
 def test_calls_that_are_not_covered_go_to_stock():
@@ -385,7 +352,4 @@ def test_calls_that_are_not_covered_go_to_stock():
             results.append(model.encoder(states, mask[:, None] * torch.ones(7, 7).tril())[0])
             return results
 
-        before = outputs()
-        attention_alone(model)
-        for ours, theirs in zip(outputs(), before, strict=True):
-            assert_equal_numbers(ours, theirs, 1e-10)
+        assert_same_after(attention_alone, model, outputs, 1e-10)

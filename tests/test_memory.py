@@ -6,40 +6,31 @@ import pytest
 import torch
 from errors import raises
 from oracles import ON_TOKENS, golden, padding, tiny_config, tiny_model
-from transformers import DynamicCache, StaticCache
+from test_models import (
+    BATCH,
+    CACHES,
+    CAPABLE,
+    ON_CPU,
+    PAIRS as EVERY_PAIR,
+    WIDTH,
+    difference,
+    encoder_and_decoder,
+    token_ids,
+)
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
-from hf_relpos.models.capabilities import supported_implementations
 from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short")
-BATCH, WORDS, WIDTH = 2, 50, 24
 TAKERS = [name for name in ON_TOKENS if SCHEMES[name].memory_unsupported_reason(SCHEMES[name].defaults()) is None]
 OTHERS = [name for name in SCHEMES if name not in TAKERS]
-ON_CPU = ("eager", "sdpa", "relpos")
-PAIRS = [
-    (name, backend) for name in TAKERS for backend in ON_CPU if backend in supported_implementations(tiny_config(name))
-]
+PAIRS = [pair for pair in EVERY_PAIR if pair[0] in TAKERS]
 # every scheme with its default, and three kinds of terms with every backend
-SOME = [
-    pair
-    for pair in PAIRS
-    if pair[0] in ("transformer_xl", "shaw", "t5") or pair[1] == supported_implementations(tiny_config(pair[0]))[0]
-]
+SOME = [pair for pair in PAIRS if pair[0] in ("transformer_xl", "shaw", "t5") or pair[1] == CAPABLE[pair[0]][0]]
 some_pairs = pytest.mark.parametrize("name, backend", SOME, ids=["-".join(pair) for pair in SOME])
 every_taker = pytest.mark.parametrize("name", TAKERS)
 every_pair = pytest.mark.parametrize("name, backend", PAIRS, ids=["-".join(pair) for pair in PAIRS])
-encoder_and_decoder = pytest.mark.parametrize("is_decoder", [False, True], ids=["encoder", "decoder"])
-
-
-def token_ids(*shape):
-    return torch.randint(1, WORDS, shape)
-
-
-def difference(one, other):
-    assert one.shape == other.shape
-    return (one - other).abs().max().item()
 
 
 @torch.no_grad()
@@ -296,11 +287,7 @@ def test_memory_before_a_cache(name, backend, kind):
     ids = token_ids(BATCH, 20)
     _, memory = by_segments(model, ids[:, :8], [8])
     expected, _ = by_segments(model, ids[:, 8:], [12], memory)
-    caches = {
-        "dynamic": lambda: DynamicCache(config=model.config),
-        "static": lambda: StaticCache(config=model.config, max_cache_len=14),
-    }
-    cache, parts = caches[kind](), []
+    cache, parts = CACHES[kind](model.config, 14), []
     with torch.no_grad():
         for part in ids[:, 8:].split([5, 1, 4, 1, 1], dim=1):
             outputs = model(part, memory=memory, past_key_values=cache)
@@ -369,53 +356,38 @@ def test_larger_memory_in_evaluation():
     assert difference(long, model(ids, use_cache=False).logits) <= 1e-5
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_schemes_that_cannot(name):
-    with raises(ValueError, "memory_length = 8", repr(name), "transformer_xl"):
-        tiny_config(name, memory_length=8)
-
-
 @pytest.mark.parametrize(
-    "settings, message",
+    "name, settings, names",
     [
-        ({"memory_length": -1}, "memory_length = -1"),
-        ({"memory_length": 4, "absolute_position_embeddings": True}, "'absolute'"),
-        ({"memory_length": 4, "attention_window": 3}, "global_tokens"),
-        ({"memory_length": 4, "position_embedding_type": ["shaw", "fire"]}, "'fire'"),
-        (
-            {"memory_length": 4, "position_embedding_type": "disan", "position_options": {"direction": "backward"}},
-            "only to its right",
-        ),
+        *((name, {}, ["memory_length = 4", repr(name), "transformer_xl"]) for name in OTHERS),
+        ("shaw", {"memory_length": -1}, ["memory_length = -1"]),
+        ("shaw", {"absolute_position_embeddings": True}, ["'absolute'"]),
+        ("shaw", {"attention_window": 3}, ["global_tokens"]),
+        (["shaw", "fire"], {}, ["'fire'"]),
+        ("disan", {"position_options": {"direction": "backward"}}, ["only to its right"]),
     ],
     ids=str,
 )
-def test_configurations_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        RelPosBertConfig(**{"position_embedding_type": "shaw", **settings})
+def test_configurations_refused(name, settings, names):
+    with raises(ValueError, *names):
+        tiny_config(name, **{"memory_length": 4, **settings})
 
 
 def test_memory_refused():
     model = tiny_model(RelPosBertModel, "shaw", memory_length=8)
     ids = token_ids(BATCH, 5)
     memory = model(ids).memory
+    with raises(ValueError, "2 rows, but the segment has 3"):
+        model(token_ids(3, 5), memory=memory)
     cases = {
-        "2 rows, but the segment has 3": (model, token_ids(3, 5), memory),
-        "has 3; pass its own": (
-            tiny_model(RelPosBertModel, "shaw", memory_length=8, num_hidden_layers=3),
-            ids,
-            memory,
-        ),
-        "hidden_size = 48": (tiny_model(RelPosBertModel, "shaw", memory_length=8, hidden_size=48), ids, memory),
-        "has 5 tokens, but config.memory_length = 4": (
-            tiny_model(RelPosBertModel, "shaw", memory_length=4),
-            ids,
-            memory,
-        ),
-        "config.memory_length = 0; set it": (tiny_model(RelPosBertModel, "shaw"), ids, memory),
+        "has 3; pass its own": {"memory_length": 8, "num_hidden_layers": 3},
+        "hidden_size = 48": {"memory_length": 8, "hidden_size": 48},
+        "has 5 tokens, but config.memory_length = 4": {"memory_length": 4},
+        "config.memory_length = 0; set it": {},
     }
-    for message, (asked, tokens, given) in cases.items():
-        with pytest.raises(ValueError, match=message):
-            asked(tokens, memory=given)
+    for message, settings in cases.items():
+        with raises(ValueError, message):
+            tiny_model(RelPosBertModel, "shaw", **settings)(ids, memory=memory)
     with raises(TypeError, "memory"):
         model(ids, memory=memory.states)
     absolute = tiny_model(RelPosBertModel, "sinusoidal")

@@ -11,9 +11,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import encoders
 import pytest
 import torch
 import transformers
+from encoders import tensors_of
 from errors import raises
 from launching import run_code
 from oracles import tiny_model
@@ -22,7 +24,6 @@ from test_live import MODELS as RELATIVE_MODELS, SIZES, T5_SIZES, XLNET_SIZES, a
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
-    AutoConfig,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -54,6 +55,7 @@ from hf_relpos.attention.cpu_gemm import FastLinear, Library
 from hf_relpos.attention.unpadding import UnpaddedBatch
 from hf_relpos.host.declarations import LIVE
 from hf_relpos.live.low_precision import Bfloat16Linear
+from hf_relpos.live.optimize import Optimized
 
 
 attention_alone = partial(optimize, precision=None, unpad=False)
@@ -162,15 +164,33 @@ def results(model, inputs) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]
 
 def assert_same(ours, theirs, inputs, bound: float) -> None:
     """Equal results, states compared at real tokens."""
-    real = inputs["attention_mask"] != 0
-    (states, *pooled), gradients = ours
-    (their_states, *their_pooled), their_gradients = theirs
-    assert_equal_numbers(states[real], their_states[real], bound)
-    for one, other in zip(pooled, their_pooled, strict=True):
-        assert_equal_numbers(one, other, bound)
+    (outputs, gradients), (their_outputs, their_gradients) = ours, theirs
+    for one, other in zip(outputs, their_outputs, strict=True):
+        assert_equal_at_tokens(one, other, inputs, bound)
     assert gradients.keys() == their_gradients.keys()
     for name, gradient in their_gradients.items():
         assert_equal_numbers(gradients[name], gradient, bound)
+
+
+def flat(value) -> list[torch.Tensor]:
+    return [each for _, each in tensors_of(value)]
+
+
+def assert_equal_at_tokens(ours, theirs, inputs, bound: float) -> None:
+    mask = inputs.get("attention_mask")
+    real = mask != 0 if mask is not None and mask.shape == theirs.shape[:2] else slice(None)
+    assert_equal_numbers(ours[real], theirs[real], bound)
+
+
+@torch.no_grad()
+def assert_as_before(model, calls, bound: float, **options) -> Optimized:
+    """All outputs of these calls, at tokens, are those of before `optimize`."""
+    before = [flat(model(**inputs)) for inputs in calls]
+    handle = optimize(model, **options)
+    for inputs, expected in zip(calls, before, strict=True):
+        for ours, theirs in zip(flat(model(**inputs)), expected, strict=True):
+            assert_equal_at_tokens(ours, theirs, inputs, bound)
+    return handle
 
 
 def level_of(name: str) -> tuple[str, int]:
@@ -221,9 +241,7 @@ def test_long_rows_of_modernbert_are_computed_by_window(rows, masked, chunks):
         patch.setattr(kind, "run", lambda self, call: seen.append(type(call.mask).__name__) or run(self, call))
         after = results(model, inputs)
     assert "SlidingWindowMask" in seen
-    assert_equal_numbers(after[0][0], before[0][0], 1e-10)
-    for name, gradient in before[1].items():
-        assert_equal_numbers(after[1][name], gradient, 1e-10)
+    assert_same(after, before, inputs, 1e-10)
 
 
 def padded_elsewhere() -> dict[str, dict[str, torch.Tensor]]:
@@ -245,18 +263,11 @@ ELSEWHERE = padded_elsewhere()
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("name", (*STOCK, *KEPT, *OWN))
 def test_other_batches_are_as_before_everywhere(name, long, request):
-    """At tokens."""
     if long:
         request.getfixturevalue("chunks")
-    model = build(name)
-    cases = ELSEWHERE | ({"right": batch()} if name in KEPT else {})
-    with torch.no_grad():
-        before = {case: model(**inputs)[0] for case, inputs in cases.items()}
-        optimize(model)
-        for case, inputs in cases.items():
-            real = inputs["attention_mask"] != 0 if "attention_mask" in inputs else slice(None)
-            bound = 1e-7 if "RoFormer" in name else tolerance(name)  # its sinusoids are rounded to float32
-            assert_equal_numbers(model(**inputs)[0][real], before[case][real], bound)
+    cases = [*ELSEWHERE.values(), *([batch()] if name in KEPT else [])]
+    bound = 1e-7 if "RoFormer" in name else tolerance(name)  # its sinusoids are rounded to float32
+    assert_as_before(build(name), cases, bound)
 
 
 def random_padding(seed: int) -> torch.Tensor:
@@ -357,12 +368,8 @@ def test_summaries_of_the_last_state_read_padding():
     roformer = RoFormerForMultipleChoice(RoFormerConfig(**SIZES, embedding_size=16))
     electra = [ElectraForMultipleChoice(ElectraConfig(**SIZES, summary_type=kind)) for kind in ("first", "last")]
     for model, side in ((roformer, "left"), (electra[0], "right"), (electra[1], "left")):
-        model = model.double().eval()
-        with torch.no_grad():
-            before = model(**inputs).logits
-            handle = optimize(model)
-            assert f"padding on the {side} is taken out" in str(handle)
-            assert_equal_numbers(model(**inputs).logits, before, 1e-10)
+        handle = assert_as_before(model.double().eval(), [inputs], 1e-10)
+        assert f"padding on the {side} is taken out" in str(handle)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mem_len": 30, "reuse_len": 35}], ids=["", "cut"])
@@ -402,11 +409,7 @@ def test_masks_by_pairs_are_as_before_everywhere(name, chunks):
     masks = [additive(causal), additive(pairs), torch.randn(9, 1, 40, 40, dtype=torch.float64)]
     if name not in ("MPNet", "RoFormer"):  # these add what they get
         masks += [causal, pairs]
-    with torch.no_grad():
-        before = [model(input_ids=ids, attention_mask=mask)[0] for mask in masks]
-        optimize(model)
-        for mask, expected in zip(masks, before, strict=True):
-            assert_equal_numbers(model(input_ids=ids, attention_mask=mask)[0], expected, tolerance(name))
+    assert_as_before(model, [{"input_ids": ids, "attention_mask": mask} for mask in masks], tolerance(name))
 
 
 DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
@@ -434,19 +437,10 @@ def test_masks_of_zeros_and_ones_of_every_dtype_are_as_before(name, implementati
 
 @pytest.mark.parametrize("name", ["BERT", "DistilBERT", "T5"])
 def test_a_causal_call_is_as_before(name, chunks):
-    """At real tokens: up to Transformers 5.14 T5 is not asked to be causal."""
-    model, real = build(name), real_tokens(LENGTHS["groups"])
-    with torch.no_grad():
-        for inputs in (batch(), {"input_ids": batch()["input_ids"]}):
-            before = model(**inputs, is_causal=True)[0]
-            with optimize(model):
-                assert_equal_numbers(model(**inputs, is_causal=True)[0][real], before[real], tolerance(name))
-
-
-def flat(value) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [each for part in value for each in flat(part)] if isinstance(value, list | tuple) else []
+    """Up to Transformers 5.14 T5 is not asked to be causal."""
+    inputs = batch() | {"is_causal": True}
+    cases = [inputs, {key: inputs[key] for key in ("input_ids", "is_causal")}]
+    assert_as_before(build(name), cases, tolerance(name))
 
 
 @pytest.mark.parametrize("said", ["argument", "config"])
@@ -466,12 +460,6 @@ def test_calls_for_states_and_weights_are_as_before_everywhere(name, wanted, sai
             assert_equal_at_tokens(ours, theirs, inputs, tolerance(name))
         if wanted == "output_hidden_states" and "attention_mask" in inputs and name not in OWN:
             assert is_unpadded(after[0], inputs)
-
-
-def assert_equal_at_tokens(ours, theirs, inputs, bound: float) -> None:
-    mask = inputs.get("attention_mask")
-    real = mask != 0 if mask is not None and mask.shape == theirs.shape[:2] else slice(None)
-    assert_equal_numbers(ours[real], theirs[real], bound)
 
 
 @pytest.mark.parametrize("name", ["v3", "v1"])
@@ -604,24 +592,14 @@ def test_code_of_others_sees_what_it_saw(name, way, when, chunks):
 
 @pytest.mark.parametrize("name", ["BERT", "DistilBERT", "MPNet", "RoFormer"])
 def test_chunked_feed_forward_is_as_before_everywhere(name):
-    model, inputs = build(name, chunk_size_feed_forward=8), batch()
-    with torch.no_grad():
-        before = model(**inputs)[0]
-        optimize(model)
-        assert_equal_numbers(model(**inputs)[0], before, 1e-10)
+    assert_as_before(build(name, chunk_size_feed_forward=8), [batch()], 1e-10)
 
 
-HEADED = {
-    "BertForSequenceClassification": ("bert", {}),
-    "DistilBertForMaskedLM": ("distilbert", {"hidden_dim": 48}),
-    "DebertaV2ForSequenceClassification": ("deberta-v2", {"relative_attention": True}),
-    "DebertaForTokenClassification": ("deberta", {"relative_attention": True}),
-    "RoFormerForMultipleChoice": ("roformer", {}),
-    "XLNetForTokenClassification": ("xlnet", {"d_head": 16}),
-    "T5EncoderModel": ("t5", {"d_kv": 16}),
-    "NomicBertForMaskedLM": ("nomic_bert", {}),
-    "EsmForMaskedLM": ("esm", {"pad_token_id": 1, "mask_token_id": 4}),
-}
+HEADED = [
+    *(("BERT", "SequenceClassification"), ("DistilBERT", "MaskedLM"), ("DeBERTa v2", "SequenceClassification")),
+    *(("DeBERTa v1", "TokenClassification"), ("RoFormer", "MultipleChoice"), ("XLNet", "TokenClassification")),
+    *(("T5", ""), ("NomicBERT", "MaskedLM"), ("ESM-2", "MaskedLM")),
+]
 
 
 def test_an_encoder_that_is_not_known_is_said():
@@ -631,16 +609,12 @@ def test_an_encoder_that_is_not_known_is_said():
 
 
 @pytest.mark.parametrize("accelerate", [optimize, attention_alone])
-@pytest.mark.parametrize("name", HEADED)
+@pytest.mark.parametrize("name, task", [each for each in HEADED if each[0] in encoders.ARCHITECTURES])
 @torch.no_grad()
-def test_optimize_keywords_that_transformers_ignores(name, accelerate):
+def test_optimize_keywords_that_transformers_ignores(name, task, accelerate):
     """What Transformers ignores passes, in the head, in copies and without a mask; the signature stays."""
-    kind, fields = HEADED[name]
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48}
-    config = AutoConfig.for_model(kind, **sizes, vocab_size=50, **{"pad_token_id": 0} | fields)
-    model = getattr(transformers, name)(config).eval()
-    inputs = batch("short")
-    if "Choice" in name:
+    model, inputs = encoders.build(name, torch.float32, task, pad_token_id=0), batch("short")
+    if "Choice" in task:
         inputs = {key: value[:, None] for key, value in inputs.items()}
     others = {"token_type_ids": torch.zeros_like(inputs["input_ids"]), "return_loss": False, "use_cache": False}
     others |= {"special_tokens_mask": 1 - inputs["attention_mask"], "head_mask": None}
@@ -870,8 +844,6 @@ def test_bfloat16_is_for_encoders_alone():
 def test_what_cannot_be_asked_for(monkeypatch):
     model = build("BERT")
     classes = [type(module) for module in model.modules()]
-    with raises(ValueError, "precision", "'float16'", "'float32'", "'bfloat16'"):
-        optimize(model, precision="float16")
     with raises(TypeError, "optimize", "str"):
         optimize("bert-base-uncased")
     monkeypatch.setattr(optimize_module, "linear_library", LIBRARY.__wrapped__)  # it is kept for the process
@@ -882,11 +854,8 @@ def test_what_cannot_be_asked_for(monkeypatch):
 
 
 def test_without_unpadding():
-    model, inputs = build("v3"), batch()
-    before = model(**inputs)[0]
-    handle = optimize(model, unpad=False)
+    handle = assert_as_before(build("v3"), [batch()], 1e-10, unpad=False)
     assert len(handle.encoders) == 1 and "padding" not in str(handle)
-    assert_equal_numbers(model(**inputs)[0], before, 1e-10)
     own = build("absolute")
     assert not optimize(own, unpad=False).encoders and not own.can_unpad
     assert not optimize(build("BERT"), unpad=False).encoders
@@ -1020,15 +989,15 @@ def test_pickles_in_another_process(tmp_path):
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("calls", itertools.permutations((optimize, attention_alone)))
-@pytest.mark.parametrize("name", ["v3", "BERT"])
+@pytest.mark.parametrize("name", ["BERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet"])
 @torch.no_grad()
 def test_in_turns_with_attention_alone(name, calls, last):
     model, inputs, real = build(name), batch(), real_tokens(LENGTHS["groups"])
     before, kinds = model(**inputs)[0], [type(module) for module in model.modules()]
     handles = [call(model) for call in calls]
-    assert name != "v3" or "already" in str(handles[1])
+    assert name == "BERT" or "already" in str(handles[1])
     for handle in reversed(handles) if last else handles:
-        assert_equal_numbers(model(**inputs)[0][real], before[real], 1e-10)
+        assert_equal_numbers(model(**inputs)[0][real], before[real], tolerance(name))
         handle.undo()
     assert [type(module) for module in model.modules()] == kinds
     assert torch.equal(model(**inputs)[0], before)

@@ -34,13 +34,9 @@ def tokens_of_the_layers(model):
     return seen
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [torch.tensor([[0, 1, 1], [1, 1, 1]]), torch.tensor([[1, 0, 1], [1, 1, 1]])],
-    ids=["a row that begins with padding", "padding inside a row"],
-)
-def test_what_is_left_as_it_is(mask):
-    assert UnpaddedBatch.of(mask != 0) is None
+@pytest.mark.parametrize("row", [[0, 1, 1], [1, 0, 1]], ids=["begins with padding", "padding inside"])
+def test_what_is_left_as_it_is(row):
+    assert UnpaddedBatch.of(torch.tensor([row, [1, 1, 1]]) != 0) is None
 
 
 def test_what_may_not_be_padding_stays(monkeypatch):
@@ -75,14 +71,23 @@ def test_what_may_not_be_padding_stays(monkeypatch):
     assert tokens(asked) == {real.shape}
 
 
+@torch.no_grad()
+def assert_same_unpadded(model, real, **inputs):
+    """States at tokens, and zeros at padding, which was taken out; the pooler's vectors."""
+    ids = torch.randint(1, 50, real.shape) * real
+    plain = model(ids, attention_mask=real.long(), **inputs)
+    model.config.unpad_inputs = True
+    found = model(ids, attention_mask=real.long(), **inputs)
+    assert plain.last_hidden_state[~real].any() and not found.last_hidden_state[~real].any()
+    assert torch.allclose(found.last_hidden_state[real], plain.last_hidden_state[real], rtol=0, atol=1e-11)
+    assert torch.allclose(found.pooler_output, plain.pooler_output, rtol=0, atol=1e-11)
+
+
 def test_a_single_row_is_trimmed():
-    model = tiny_model(RelPosBertModel, "t5", unpad_inputs=True)
-    real = padding([5], 30)
-    ids, seen = torch.randint(1, 50, real.shape) * real, tokens_of_the_layers(model)
-    with torch.no_grad():
-        found = model(ids, attention_mask=real.long()).last_hidden_state
-        alone = model(ids[:, :5]).last_hidden_state
-    assert seen[:2] == [(1, 5)] * 2 and torch.allclose(found[:, :5], alone, rtol=0, atol=1e-6)
+    model = tiny_model(RelPosBertModel, "t5").double()
+    seen = tokens_of_the_layers(model)
+    assert_same_unpadded(model, padding([5], 30))
+    assert seen == [(1, 30)] * 2 + [(1, 5)] * 2
 
 
 @pytest.mark.covering(2)
@@ -110,54 +115,26 @@ def test_outputs_and_gradients_are_those_of_the_padded_batch(name, backend):
         assert torch.allclose(gradients[True][key], gradient, rtol=1e-8, atol=1e-10), key
 
 
-def test_the_output_is_zero_at_padding_and_the_pooler_reads_the_first_token():
-    model = tiny_model(RelPosBertModel, "shaw", unpad_inputs=True)
-    real, inputs = batch("shaw")
-    with torch.no_grad():
-        out = model(**inputs)
-        model.config.unpad_inputs = False
-        plain = model(**inputs)
-    assert not out.last_hidden_state[~real].any() and plain.last_hidden_state[~real].any()
-    assert torch.allclose(out.pooler_output, plain.pooler_output, rtol=0, atol=1e-6)
-
-
 def test_a_decoder_trains_alike():
-    model = tiny_model(RelPosBertForMaskedLM, "relative_key_query", is_decoder=True).double()
-    real, inputs = batch("relative_key_query")
-    with torch.no_grad():
-        plain = model(**inputs, use_cache=False).logits[real]
-        model.config.unpad_inputs = True
-        assert torch.allclose(model(**inputs, use_cache=False).logits[real], plain, rtol=0, atol=1e-11)
+    model = tiny_model(RelPosBertModel, "relative_key_query", is_decoder=True).double()
+    assert_same_unpadded(model, padding(REAL, LENGTH), use_cache=False)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_rows_keep_their_own_inputs(name):
     """In several groups, out of the order of the batch, which may share the terms of the longest."""
     model = tiny_model(RelPosBertModel, name, max_position_embeddings=40).double()
-    real = padding([20, 40, 33, 9], 40)
-    inputs = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
-    inputs |= extra_inputs(name, len(real), 40)
-    inputs["token_type_ids"] = torch.randint(0, 2, real.shape)
-    with torch.no_grad():
-        plain = model(**inputs).last_hidden_state
-        model.config.unpad_inputs = True
-        found = model(**inputs).last_hidden_state
-    assert not found[~real].any()
-    assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+    types = torch.randint(0, 2, (4, 40))
+    assert_same_unpadded(model, padding([20, 40, 33, 9], 40), token_type_ids=types, **extra_inputs(name, 4, 40))
 
 
 @pytest.mark.parametrize("name", ON_TOKENS)
 def test_rows_whose_positions_have_gaps(name):
     """The longest row has fewer positions than a shorter one, whose terms it cannot have."""
     model = tiny_model(RelPosBertModel, name, max_position_embeddings=300).double()
-    real, positions = padding([20, 40, 33, 9], 40), torch.arange(40).repeat(4, 1)
+    positions = torch.arange(40).repeat(4, 1)
     positions[0, 10:] += 200
-    inputs = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
-    with torch.no_grad():
-        plain = model(**inputs, position_ids=positions).last_hidden_state
-        model.config.unpad_inputs = True
-        found = model(**inputs, position_ids=positions).last_hidden_state
-    assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+    assert_same_unpadded(model, padding([20, 40, 33, 9], 40), position_ids=positions)
 
 
 @pytest.mark.parametrize("name, forms", [("t5", 1), ("relative_key", 3)])

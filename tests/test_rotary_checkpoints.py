@@ -9,7 +9,8 @@ import json
 import pytest
 import torch
 import transformers
-from oracles import tiny_model
+from folders import edit
+from oracles import tiny_model, tiny_sizes
 from safetensors.torch import load_file, save_file
 
 import hf_relpos
@@ -20,13 +21,8 @@ from hf_relpos.families.fused import rope_options
 from hf_relpos.families.loading import state_dict
 
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 32,
-}
+SIZES = tiny_sizes()
+del SIZES["max_position_embeddings"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 BASES = {"gte": 160000.0, "nomic_bert": 1000.0, "jina_embeddings_v3": 20000.0}
 CODE = {"auto_map": {"AutoConfig": "user/code--configuration.Config", "AutoModel": "user/code--modeling.Model"}}
@@ -136,10 +132,6 @@ def ours(head, folder, dtype=torch.float32):
     return getattr(hf_relpos, f"RelPosBert{head}").from_pretrained(folder, dtype=dtype).eval()
 
 
-def as_original(layout, head, folder, form):
-    return original(layout, head, folder) if form == "original" else folder
-
-
 @pytest.mark.parametrize("form", ["native", "original"])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -148,7 +140,9 @@ def test_outputs_and_gradients_are_those_of_the_stock_class(tmp_path, layout, he
     theirs = stock(layout, head, tmp_path).to(dtype)
     if dtype == torch.float64:
         theirs.base_model.rotary_emb = Exact(BASES[layout])
-    model = ours(head, as_original(layout, head, tmp_path, form), dtype)
+    if form == "original":
+        original(layout, head, tmp_path)
+    model = ours(head, tmp_path, dtype)
     outputs, gradients = [], []
     for each in (theirs, model):
         found = each(**INPUTS)
@@ -172,11 +166,10 @@ def test_gte_fields_of_remote_code(tmp_path, layout):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with torch.no_grad():
         expected = theirs(**INPUTS)[0][REAL]
-        assert (
-            float((ours("Model", tmp_path)(**INPUTS)[0][REAL] - expected).abs().max()) <= 1e-5 * expected.abs().max()
-        )
-    found = inspect_checkpoint(tmp_path)
-    assert found["elsewhere"].startswith("loads it as it is") and found["command"] and not found["refused"]
+        found = ours("Model", tmp_path)(**INPUTS)[0][REAL]
+    assert float((found - expected).abs().max()) <= 1e-5 * expected.abs().max()
+    report = inspect_checkpoint(tmp_path)
+    assert report["elsewhere"].startswith("loads it as it is") and report["command"] and not report["refused"]
 
 
 @pytest.mark.parametrize("form", ["native", "original"])
@@ -185,7 +178,8 @@ def test_gte_fields_of_remote_code(tmp_path, layout):
 def test_converted_and_written_back_bit_for_bit(tmp_path, layout, head, form):
     folder = tmp_path / "source"
     stock(layout, head, folder)
-    as_original(layout, head, folder, form)
+    if form == "original":
+        original(layout, head, folder)
     report = convert(folder, tmp_path / "converted")
     assert report.position_embedding_type == "rope" and not report.of_kind("dropped") and not report.of_kind("folded")
     for number, source in enumerate((tmp_path / "converted", ours(head, folder))):
@@ -211,11 +205,9 @@ def test_the_patch_builds_ours_and_runs_no_code_of_the_checkpoint(tmp_path, layo
         folder = original(layout, "ForSequenceClassification", tmp_path)
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
         assert type(config) is RelPosBertConfig
-        for auto, head in (
-            ("AutoModel", "Model"),
-            ("AutoModelForSequenceClassification", "ForSequenceClassification"),
-        ):
-            model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=trusted)
+        for head in ("Model", "ForSequenceClassification"):
+            auto = getattr(transformers, f"Auto{'' if head == 'Model' else 'Model'}{head}")
+            model = auto.from_pretrained(folder, trust_remote_code=trusted)
             assert type(model).__name__ == f"RelPosBert{head}"
             expected = ours(head, folder)
             with torch.no_grad():
@@ -229,16 +221,11 @@ def test_flash_layout_inferred_from_tensors(tmp_path, fields, auto_map):
     stock("jina_embeddings_v3", "ForSequenceClassification", tmp_path)
     folder = original("jina_embeddings_v3", "ForSequenceClassification", tmp_path)
     expected = ours("ForSequenceClassification", folder)
-    config = json.loads((folder / "config.json").read_text())
-    left_out = {"use_flash_attn"} if auto_map else {"use_flash_attn", "auto_map"}
-    kept = {name: value for name, value in config.items() if name not in left_out}
-    (folder / "config.json").write_text(json.dumps({**kept, **fields}))
+    edit(folder, **{"use_flash_attn": None} | fields | ({} if auto_map else {"auto_map": None}))
     models = [ours("ForSequenceClassification", folder)]
     with patch_transformers():
-        for kind in (
-            transformers.AutoModelForSequenceClassification,
-            transformers.XLMRobertaForSequenceClassification,
-        ):
+        for name in ("AutoModelForSequenceClassification", "XLMRobertaForSequenceClassification"):
+            kind = getattr(transformers, name)
             model, info = kind.from_pretrained(folder, output_loading_info=True)
             assert type(model).__name__ == "RelPosBertForSequenceClassification" and not info["missing_keys"]
             models += [model.eval(), kind.from_pretrained(folder, num_labels=4).eval()]
@@ -307,9 +294,9 @@ def test_scaled_rotations_are_those_of_the_stock_class(tmp_path, layout, kind, o
         scaled["factor"] = 4.0
     theirs = stock(layout, "Model", tmp_path, rope_parameters=scaled)
     if outer:
-        config = json.loads((tmp_path / "config.json").read_text())
-        config["original_max_position_embeddings"] = config["rope_parameters"].pop("original_max_position_embeddings")
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        saved = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+        trained = saved.pop("original_max_position_embeddings")
+        edit(tmp_path, rope_parameters=saved, original_max_position_embeddings=trained)
     with torch.no_grad():
         expected, found = theirs(**INPUTS)[0][REAL], ours("Model", tmp_path)(**INPUTS)[0][REAL]
     assert float((expected - found).abs().max()) <= TOLERANCE[torch.float32] * float(expected.abs().max())
@@ -432,11 +419,7 @@ REFUSED = {
     "rms norm": ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type = 'rms_norm'"),
     "logn": ("gte", {"logn_attention_scale": True}, "logn_attention_scale = True"),
     "mixed_b": ("gte", {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b"),
-    "stateful": (
-        "gte",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-        "'dynamic'.*'yarn'.*are read here",
-    ),
+    "stateful": ("gte", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*'yarn'.*are read"),
     "absolute": ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
     "prenorm": ("nomic_bert", {"prenorm": True}, "prenorm = True"),
     "activation": ("nomic_bert", {"activation_function": "gelu"}, "activation_function = 'gelu'"),

@@ -11,7 +11,7 @@ from test_formula import ALL, LargestTensor as Largest, random_terms
 from test_models import CAPABLE, ON_CPU, visible_in_window
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_relpos import SCHEMES, AttentionContext, RelPosBertLMHeadModel, RelPosBertModel, Table, Terms
+from hf_relpos import SCHEMES, AttentionContext, RelPosBertModel, Table, Terms
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import Chunked, chunks as skewed
@@ -372,41 +372,6 @@ def test_a_configuration_that_asks_for_weights_gets_them(backend, monkeypatch):
     weights = model(torch.randint(1, 50, (2, 16))).attentions
     assert len(weights) == model.config.num_hidden_layers
     assert all(each.shape[-2:] == (16, 16) and not each[:, :, 5, 8].any() for each in weights)
-
-
-def test_generation_with_a_cache_in_a_window(monkeypatch):
-    """As without a cache."""
-    small_everything(monkeypatch)
-    model = tiny_model(RelPosBertLMHeadModel, "shaw", is_decoder=True, attention_window=2, max_position_embeddings=64)
-    settings = {"do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12, "pad_token_id": 0}
-    ids = torch.randint(1, 50, (2, 30))
-    with_cache, without = (
-        model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=use_cache, **settings)
-        for use_cache in (True, False)
-    )
-    assert torch.equal(with_cache, without)
-
-
-def test_segments_with_a_memory_in_a_window(monkeypatch):
-    """A text in segments, each with the memory of those before, is the text at once."""
-    small_everything(monkeypatch)
-    model = tiny_model(
-        RelPosBertLMHeadModel,
-        "transformer_xl",
-        is_decoder=True,
-        attention_window=3,
-        global_tokens=[],
-        memory_length=40,
-        max_position_embeddings=64,
-    ).double()
-    ids = torch.randint(1, 50, (2, 60))
-    with torch.no_grad():
-        whole, memory, parts = model(ids, use_cache=False).logits, None, []
-        for segment in ids.split(20, dim=1):
-            outputs = model(segment, memory=memory, use_cache=False)
-            memory = outputs.memory
-            parts.append(outputs.logits)
-    assert (torch.cat(parts, dim=1) - whole).abs().max() <= 1e-12
 
 
 def products_of(length, window):
