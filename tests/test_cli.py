@@ -18,9 +18,10 @@ import torch
 import typer
 from folders import edit
 from launching import run_code
+from oracles import tiny_sizes
 from rich.cells import cell_len
 from rich.console import Console
-from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 from typer.testing import CliRunner
 
 import hf_relpos
@@ -29,6 +30,9 @@ from hf_relpos.cli import app, parse_options
 from hf_relpos.console import plain_warnings, progress_bar, spinner
 from hf_relpos.conversion import METHODS
 from hf_relpos.families.registry import FAMILIES
+
+
+SIZES = tiny_sizes(vocab_size=60, max_position_embeddings=20)
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +45,12 @@ def source(tmp_path_factory):
     """A saved tiny BERT."""
     folder = tmp_path_factory.mktemp("source") / "stock"
     torch.manual_seed(0)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=60, max_position_embeddings=20, **sizes)).save_pretrained(folder)
+    BertModel(BertConfig(**SIZES)).save_pretrained(folder)
     return folder
 
 
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-IN_MORE = [pytest.param(each, marks=pytest.mark.slow) for each in ("schemes", "schemes --json -", "inspect SOURCE")]
 
 
 def started(*arguments, **settings):
@@ -59,18 +59,22 @@ def started(*arguments, **settings):
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **settings)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="writes to /dev/full, which only Linux has")
-@pytest.mark.parametrize(
-    "command", [*IN_MORE, pytest.param("inspect SOURCE", marks=pytest.mark.slow), "convert --help"]
+some_commands = pytest.mark.parametrize(
+    "command",
+    ["convert --help", *(pytest.param(each, marks=pytest.mark.slow) for each in ("schemes", "schemes --json -"))],
 )
-def test_output_that_cannot_be_written_is_said_in_one_line(source, command):
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="writes to /dev/full, which only Linux has")
+@some_commands
+def test_output_that_cannot_be_written_is_said_in_one_line(command):
     with open("/dev/full", "w") as full:
-        done = started(*command.replace("SOURCE", str(source)).split(), stdout=full)
+        done = started(*command.split(), stdout=full)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr and "No space left" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", [*IN_MORE[:2], "convert --help"])
+@some_commands
 def test_terminals_without_unicode(command):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = started(*command.split(), stdout=subprocess.PIPE, env=environment)
@@ -122,6 +126,11 @@ def test_overwrite(source, tmp_path):
         (["--method", "keep", "--text", __file__], "ends in '.py'"),
         (["--architecture", "GPT2"], "--architecture 'GPT2'"),
         (["--revision", "main"], "--revision 'main'"),
+        (["--method", "distil", "--text", ""], "--text '' is empty"),
+        (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
+        (["--scheme", "shaw", "--option", "clib=4"], "did you mean 'clip'?"),
+        (["--method", "distill"], "did you mean 'distil'?"),
+        (["--method", "distil", "--text", ".", "--method-option", "step=9"], "did you mean 'steps'?"),
     ],
 )
 def test_errors_are_text_and_exit_code_2(source, tmp_path, arguments, words):
@@ -129,11 +138,6 @@ def test_errors_are_text_and_exit_code_2(source, tmp_path, arguments, words):
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and words in result.stderr
     assert not any(tmp_path.iterdir())
-
-
-def test_a_source_that_is_not_there(tmp_path):
-    result = run("convert", tmp_path / "[none]", tmp_path / "out")
-    assert result.exit_code == 2 and f"{tmp_path / '[none]'}" in result.stderr
 
 
 def test_parse_options():
@@ -267,9 +271,7 @@ def test_inspect(source, tmp_path):
     assert found["tables"] == ["embeddings.position_embeddings.weight"] and "loads it as it is" in found["elsewhere"]
     assert found["command"] == f"hf-relpos convert {source} OUT --text FILE"
 
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
-    ours = RelPosBertModel(RelPosBertConfig(vocab_size=60, max_position_embeddings=20, **sizes))
-    ours.save_pretrained(tmp_path / "ours")
+    RelPosBertModel(RelPosBertConfig(**SIZES)).save_pretrained(tmp_path / "ours")
     found = json.loads(run("inspect", tmp_path / "ours", "--json", "-").stdout)
     assert found["family"] == "relpos_bert" and found["positions"].startswith("relative_key")
     (tmp_path / "ours" / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
@@ -288,15 +290,12 @@ def test_inspect(source, tmp_path):
     command = re.search(r"^run +hf-relpos (.*)$", shown.output, re.MULTILINE)[1].replace("OUT", str(tmp_path / "out"))
     assert run(*command.split()).exit_code == 0
 
-    DebertaV2Model(DebertaV2Config(vocab_size=60, **sizes)).save_pretrained(tmp_path / "deberta")
-    assert "loads it as it is" in run("inspect", tmp_path / "deberta").output
     assert run("inspect", tmp_path).exit_code == 2
 
 
 def test_an_old_folder_without_a_class_and_with_a_pickle(tmp_path):
     """What packages of 2019 hold: `inspect` names the flag that is needed, and a head is not left out silently."""
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
-    model = BertForMaskedLM(BertConfig(vocab_size=60, max_position_embeddings=20, **sizes))
+    model = BertForMaskedLM(BertConfig(**SIZES))
     model.save_pretrained(tmp_path / "old")
     edit(tmp_path / "old", architectures=None, model_type=None)
     (tmp_path / "old" / "model.safetensors").unlink()
@@ -330,13 +329,8 @@ def test_json_of_every_command(source, tmp_path):
 
 
 def test_every_command_has_json_and_help_says_the_exit_codes():
-    names = [command.name or command.callback.__name__ for command in app.registered_commands]
-    assert names
-    for name in (name for name in names if name != "run"):  # what it runs prints
-        parameters = inspect.signature(
-            next(c.callback for c in app.registered_commands if c.callback.__name__ == name)
-        )
-        assert "json_file" in parameters.parameters, name
+    commands = [command.callback for command in app.registered_commands if command.callback.__name__ != "run"]
+    assert commands and all("json_file" in inspect.signature(command).parameters for command in commands)
     assert all(f" {code} " in run("--help").output for code in (0, 1, 2, 3))
 
 
@@ -350,23 +344,12 @@ def test_tables_fit_the_terminal(command, columns, monkeypatch):
     assert "…" not in result.output  # what was cut off
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
-        (["--scheme", "shaw", "--option", "clib=4"], "did you mean 'clip'?"),
-        (["--method", "distill"], "did you mean 'distil'?"),
-        (["--method", "distil", "--text", ".", "--method-option", "step=9"], "did you mean 'steps'?"),
-        (["--shceme", "shaw"], "--scheme"),
-    ],
-)
-def test_the_nearest_name_is_said(source, tmp_path, arguments, words):
-    result = run("convert", source, tmp_path / "out", *arguments)
-    assert result.exit_code == 2 and words in result.stderr
-    result = run("convrt")
-    assert result.exit_code == 2 and "convert" in result.stderr
-
-
-def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):
-    result = run("convert", source, tmp_path / "out", "--method", "distil", "--text", "")
-    assert result.exit_code == 2 and "Error: --text '' is empty" in result.stderr
+def test_the_nearest_name_is_said(source, tmp_path):
+    for arguments, words in (
+        (["convert", source, tmp_path / "[out]", "--shceme", "shaw"], "--scheme"),
+        (["convrt"], "convert"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2 and words in result.stderr
+    result = run("convert", tmp_path / "[none]", tmp_path / "out")
+    assert result.exit_code == 2 and f"{tmp_path / '[none]'}" in result.stderr

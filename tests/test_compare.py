@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles import stir, tiny_model
+from oracles import stir, tiny_model, tiny_sizes
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from typer.testing import CliRunner
 
@@ -41,10 +41,8 @@ def folder(tmp_path_factory):
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     tokenizer = BertTokenizer(str(folder / "vocab.txt"))
     torch.manual_seed(0)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
-    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.2, **sizes)
-    stir(BertForMaskedLM(config)).save_pretrained(folder / "teacher")
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    stir(BertForMaskedLM(BertConfig(**tiny_sizes(**sizes, initializer_range=0.2)))).save_pretrained(folder / "teacher")
     tiny_model(RelPosBertForMaskedLM, "alibi", **sizes).save_pretrained(folder / "student")
     tiny_model(RelPosBertModel, "alibi", **sizes).save_pretrained(folder / "bare")
     tiny_model(RelPosBertModel, "alibi").save_pretrained(folder / "small")
@@ -109,31 +107,22 @@ def test_each_stage_is_told_to_its_end(folder):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (("compare", "teacher", "student", "--text", "none.txt"), "there is no such file"),
-        (("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "8,x"), "--lengths '8,x' is not a list of"),
-        (
-            ("compare", "teacher", "bare", "--text", "text.txt", "--lengths", "2"),
-            "--lengths 2 is too short: [CLS] and [SEP]",
-        ),
-        (("compare", "teacher", "bare", "--text", "text.txt", "--json", "no/out.json"), "its folder does not exist"),
-        (("compare", "bare", "student", "--text", "text.txt"), "bare: no tokenizer could be loaded"),
-        (
-            ("compare", "small", "student", "--tokenizer", "teacher", "--text", "text.txt"),
-            "the model has vocab_size = 50; give the",
-        ),
-        (("compare", "nothing", "student", "--text", "text.txt"), "nothing: no such folder"),
-        (("compare", "teacher", "student", "--text", "text.txt", "--pooling", "max"), "pooling = 'max'"),
-        (
-            ("compare", "teacher", "student", "--text", "docs.tsv", "--field", "body"),
-            "no field 'body' (it has id, text)",
-        ),
-        (("compare", "teacher", "student", "--text", "docs.tsv"), "does not fill one window of 16 tokens"),
+        ("teacher student --text none.txt", "there is no such file"),
+        ("teacher bare --text text.txt --lengths 8,x", "--lengths '8,x' is not a list of"),
+        ("teacher bare --text text.txt --lengths 2", "--lengths 2 is too short: [CLS] and [SEP]"),
+        ("teacher bare --text text.txt --json no/out.json", "its folder does not exist"),
+        ("bare student --text text.txt", "bare: no tokenizer could be loaded"),
+        ("small student --tokenizer teacher --text text.txt", "the model has vocab_size = 50; give the"),
+        ("nothing student --text text.txt", "nothing: no such folder"),
+        ("teacher student --text text.txt --pooling max", "pooling = 'max'"),
+        ("teacher student --text docs.tsv --field body", "no field 'body' (it has id, text)"),
+        ("teacher student --text docs.tsv", "does not fill one window of 16 tokens"),
     ],
 )
 def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
     monkeypatch.chdir(folder)
     before = sorted(path.name for path in folder.iterdir())
-    result = run(*arguments)
+    result = run("compare", *arguments.split())
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("Error: ") and words in result.stderr and "Traceback" not in result.output
     assert sorted(path.name for path in folder.iterdir()) == before

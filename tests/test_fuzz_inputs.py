@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from errors import raises
 from fuzzing import attempt, examples, memory_limit
 from hypothesis import given, strategies as st
 from oracles import tiny_config, tiny_model
@@ -13,7 +12,6 @@ from hf_relpos.models.recurrence import SegmentMemory
 
 P = 16  # max_position_embeddings of `tiny_config`
 LARGEST = 2**63 - 1
-NAMES = ("input_ids", "inputs_embeds", "token_type_ids", "attention_mask", "position_ids", "relation_ids", "memory")
 ERRORS = (ValueError, TypeError, IndexError)
 DTYPES = (torch.bool, torch.uint8, torch.int32, torch.long, torch.float16, torch.float32, torch.float64)
 
@@ -134,6 +132,9 @@ def test_states_are_finite_or_the_error_names_the_input(models, data):
 
 
 ids = torch.arange(8).expand(2, -1)
+
+
+# What is given in place of `ids` or beside them, and words of the error.
 WRONG = {
     "list": ({"input_ids": [[1, 2]]}, "input_ids is a list"),
     "row": ({"input_ids": ids[0]}, r"input_ids has shape \(8,\).*input_ids\[None\]"),
@@ -142,43 +143,32 @@ WRONG = {
     "floats": ({"input_ids": ids.float()}, r"input_ids has dtype torch.float32; give one of torch.int64"),
     "token": ({"input_ids": ids + 43}, "input_ids has numbers from 43 to 50; vocab_size = 50: give numbers from 0"),
     "negative token": ({"input_ids": ids - 1}, "input_ids has numbers from -1 to 6; vocab_size = 50"),
-    "type": ({"input_ids": ids, "token_type_ids": ids}, "token_type_ids has numbers from 0 to 7; type_vocab_size = 2"),
-    "types": ({"input_ids": ids, "token_type_ids": ids[:, 1:]}, r"token_type_ids has shape \(2, 7\)"),
+    "type": ({"token_type_ids": ids}, "token_type_ids has numbers from 0 to 7; type_vocab_size = 2"),
+    "types": ({"token_type_ids": ids[:, 1:]}, r"token_type_ids has shape \(2, 7\)"),
     "width": ({"inputs_embeds": torch.ones(2, 8, 23)}, r"inputs_embeds has shape \(2, 8, 23\); give .*24"),
     "one wide": ({"inputs_embeds": torch.ones(2, 8, 1)}, r"inputs_embeds has shape \(2, 8, 1\)"),
-    "integer vectors": ({"inputs_embeds": torch.ones(2, 8, 24, dtype=torch.long)}, "inputs_embeds has dtype"),
-    "long mask": ({"input_ids": ids, "attention_mask": torch.ones(2, 9)}, r"attention_mask has shape \(2, 9\)"),
-    "short mask": ({"input_ids": ids, "attention_mask": torch.ones(2, 7)}, r"attention_mask has shape \(2, 7\)"),
-    "mask of 3": ({"input_ids": ids, "attention_mask": torch.ones(3, 8)}, r"attention_mask has shape \(3, 8\)"),
-    "mask 3-D": ({"input_ids": ids, "attention_mask": torch.ones(2, 8, 8)}, r"attention_mask has shape \(2, 8, 8\)"),
-    "mask list": ({"input_ids": ids, "attention_mask": [[1] * 8] * 2}, "attention_mask is a list"),
-    "mask integers": (
-        {"input_ids": ids, "attention_mask": torch.ones(2, 1, 8, 8, dtype=torch.long)},
-        "attention_mask has shape .* and dtype torch.int64; a prepared mask is boolean",
-    ),
-    "float positions": ({"input_ids": ids, "position_ids": ids.float()}, "position_ids has dtype torch.float32"),
-    "huge gap": ({"input_ids": ids, "position_ids": ids * 10**12}, "position_ids of a row differ by more than"),
+    "integer vectors": ({"inputs_embeds": torch.ones(2, 8, 24).long()}, "inputs_embeds has dtype"),
+    "long mask": ({"attention_mask": torch.ones(2, 9)}, r"attention_mask has shape \(2, 9\)"),
+    "short mask": ({"attention_mask": torch.ones(2, 7)}, r"attention_mask has shape \(2, 7\)"),
+    "mask of 3": ({"attention_mask": torch.ones(3, 8)}, r"attention_mask has shape \(3, 8\)"),
+    "mask 3-D": ({"attention_mask": torch.ones(2, 8, 8)}, r"attention_mask has shape \(2, 8, 8\)"),
+    "mask list": ({"attention_mask": [[1] * 8] * 2}, "attention_mask is a list"),
+    "mask integers": ({"attention_mask": torch.ones(2, 1, 8, 8).long()}, "torch.int64; a prepared mask is boolean"),
+    "float positions": ({"position_ids": ids.float()}, "position_ids has dtype torch.float32"),
+    "huge gap": ({"position_ids": ids * 10**12}, "position_ids of a row differ by more than"),
     "far apart": (
-        {"input_ids": ids[:, :3], "position_ids": torch.tensor([[-(2**62), 2**62 - 1, 0]])},
+        {"position_ids": ids.clamp(max=1) * (2**63 - 1) - 2**62},
         "position_ids of a row differ by more than",
     ),
+    "no row": ({"position_ids": ids + 9, "scheme": "absolute"}, "position_ids.*max_position_embeddings = 16"),
+    "negative position": ({"position_ids": ids - 1, "scheme": "tupe"}, "position_ids.*-1"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_input_is_named(name):
     inputs, message = WRONG[name]
-    with pytest.raises(ERRORS, match=message):
-        tiny_model(RelPosBertModel, "t5", num_hidden_layers=1)(**inputs)
-
-
-def test_position_without_a_row_is_named():
-    model = tiny_model(RelPosBertModel, "absolute", num_hidden_layers=1)
-    with raises(IndexError, "position_ids", "max_position_embeddings = 16"):
-        model(ids, position_ids=ids + 9)
-
-
-def test_negative_position_of_a_table_that_counts_from_0_is_named():
-    model = tiny_model(RelPosBertModel, "tupe", num_hidden_layers=1)
-    with raises(ValueError, "position_ids", -1):
-        model(ids, position_ids=ids - 1)
+    inputs = dict(inputs) if "inputs_embeds" in inputs else {"input_ids": ids, **inputs}
+    model = tiny_model(RelPosBertModel, inputs.pop("scheme", "t5"), num_hidden_layers=1)
+    with pytest.raises(IndexError if name == "no row" else ERRORS, match=message):
+        model(**inputs)

@@ -28,7 +28,7 @@ from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
 
 
 CODE = {CONFIGURATION, MODELING}
-MODEL = {".gitattributes", "README.md", "config.json", "model.safetensors"}
+MODEL = {"README.md", "config.json", "model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
 # the names of repositories become names of Python modules: Transformers escapes dots and hyphens
@@ -258,19 +258,18 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and (one - other).abs().max().item() <= 1e-5
 
 
-def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str = "main", saved_as: str = MASKED):
+def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str):
     """That process loaded the right class and got what the pusher got: from the head too, if it was saved."""
     key = f"{auto} {repo} {revision}"
-    notes = story.notes[who][key]
+    notes, outputs = story.notes[who][key], story.outputs[who].get(key)
     assert "error" not in notes, notes["error"]
-    outputs = story.outputs[who][key]
     expected = story.outputs["author"]["dev"] if revision == "dev" else story.pushed(repo)
     assert notes["class"] == HEADS[auto].__name__
     own = notes["module"] == "hf_relpos.models.modeling_relpos_bert"
     remote = notes["module"].startswith("transformers_modules.user.")
     assert (own, remote) == ((True, False) if who == "home" else (False, True))
     assert same(outputs["base"], expected["base"])
-    if auto == saved_as:
+    if auto == next((head for head, own in BY_HEAD.items() if own == repo), CLASSIFIER if repo == TUNED else MASKED):
         assert same(outputs["head"], expected["head"]) and notes["missing"] == []
     else:  # a new head, on the encoder that was saved
         assert not [name for name in notes["missing"] if re.search(r"\b(embeddings|encoder)\.", name)]
@@ -280,18 +279,12 @@ def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str = "
 
 
 def expected_files(repo: str) -> set[str]:
-    files = MODEL | CODE
-    if repo in BARE:
-        files -= CODE
+    files = MODEL | (set() if repo in BARE else CODE)
     if repo == BY_HEAD["AutoModelForCausalLM"]:
         files |= {"generation_config.json"}
     if repo in (MAIN, "user/trained", STOPPED, TUNED):
-        files |= TOKENIZER
-    if repo in ("user/trained", STOPPED, TUNED):
-        files |= {"training_args.bin"}
-    if repo == STOPPED:
-        files -= {"README.md"}
-    return files
+        files |= TOKENIZER | (set() if repo == MAIN else {"training_args.bin"})
+    return files - ({"README.md"} if repo == STOPPED else set())
 
 
 REPOS = [
@@ -325,50 +318,27 @@ def test_card(story, repo):
     assert card.data.base_model == (MAIN if repo == TUNED else None)
 
 
-def test_branch(story):
+def test_repositories(story):
     main, dev = (story.hub.files(MAIN, revision) for revision in ("main", "dev"))
-    assert main["model.safetensors"] != dev["model.safetensors"]
-    assert set(dev) >= MODEL | CODE
-
-
-def test_private(story):
+    assert main["model.safetensors"] != dev["model.safetensors"] and set(dev) >= MODEL | CODE
     assert all(story.hub.server.repos[repo].private for repo in BY_HEAD.values())
-
-
-def test_every_call_is_implemented(story):
+    assert story.config("user/bare")["save_code"] is False
     assert [request for request in story.hub.requests if request.status in (400, 500, 501)] == []
 
 
 # Where hf_relpos cannot be imported ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", BY_SCHEME)
-def test_scheme_elsewhere(story, scheme):
-    check_loaded(story, "elsewhere", MASKED, BY_SCHEME[scheme])
-
-
-@pytest.mark.parametrize("auto", BY_HEAD)
-def test_head_elsewhere(story, auto):
-    """A private repository, in which that head was saved."""
-    check_loaded(story, "elsewhere", auto, BY_HEAD[auto], saved_as=auto)
-
-
-@pytest.mark.parametrize("auto", HEADS)
-def test_every_head_from_a_masked_language_model(story, auto):
-    check_loaded(story, "elsewhere", auto, MAIN)
-    if auto in ("AutoModelForCausalLM", "AutoModelForPreTraining"):  # these read its vocabulary head
-        head = story.outputs["elsewhere"][f"{auto} {MAIN} main"]["head"]
-        assert same(head, story.pushed(MAIN)["head"])
-
-
-@pytest.mark.parametrize("repo", ["user/trained", IN_PLACE, STOPPED])
-def test_otherwise_pushed_elsewhere(story, repo):
-    check_loaded(story, "elsewhere", MASKED, repo)
+@pytest.mark.parametrize("auto, repo, revision", FIRST)
+def test_loading_elsewhere(story, auto, repo, revision):
+    """Of private repositories, too, and with every head on an encoder that was saved with another one."""
+    check_loaded(story, "elsewhere", auto, repo, revision)
+    if repo == MAIN and auto in ("AutoModelForCausalLM", "AutoModelForPreTraining"):  # these read its vocabulary head
+        assert same(story.outputs["elsewhere"][f"{auto} {MAIN} main"]["head"], story.pushed(MAIN)["head"])
 
 
 def test_revisions_elsewhere(story):
-    check_loaded(story, "elsewhere", MASKED, MAIN, revision="dev")
-    check_loaded(story, "elsewhere", MASKED, MAIN, revision=story.notes["author"]["pinned"])
+    check_loaded(story, "elsewhere", MASKED, MAIN, story.notes["author"]["pinned"])
     dev, main = (story.outputs["elsewhere"][f"{MASKED} {MAIN} {revision}"]["head"] for revision in ("dev", "main"))
     assert not same(dev, main)
 
@@ -380,21 +350,20 @@ def test_tokenizer_elsewhere(story, repo, trust):
     assert story.notes["elsewhere"][f"tokens {repo} {trust}"] == story.notes["author"]["input_ids"]
 
 
-def test_pipeline_elsewhere(story):
-    assert re.fullmatch("the .*sat", story.notes["elsewhere"]["fill"])
-
-
-def test_code_runs_only_when_trusted(story):
-    assert re.match("ValueError: .*trust_remote_code=True", story.notes["elsewhere"]["unasked"], re.DOTALL)
-
-
-def test_the_code_has_the_schemes_of_its_model(story):
-    said = story.notes["elsewhere"]["unknown"]
-    assert re.match(r"ValueError: .*known schemes: shaw;.*`pip install hf-relpos`", said)
-
-
-def test_without_its_code_the_model_is_unknown(story):
-    assert re.match("ValueError: .*relpos_bert", story.notes["elsewhere"]["bare"], re.DOTALL)
+@pytest.mark.parametrize(
+    "note, words",
+    [
+        ("fill", "the .*sat"),  # what a pipeline returns
+        ("unasked", "ValueError: .*trust_remote_code=True"),  # code runs only when it is trusted
+        (
+            "unknown",
+            r"ValueError: .*known schemes: shaw;.*`pip install hf-relpos`",
+        ),  # it has its model's schemes alone
+        ("bare", "ValueError: .*relpos_bert"),  # without its code the model is unknown
+    ],
+)
+def test_answers_elsewhere(story, note, words):
+    assert re.match(words, story.notes["elsewhere"][note], re.DOTALL)
 
 
 # Where hf_relpos is imported -------------------------------------------------------------------------------------
@@ -403,13 +372,13 @@ def test_without_its_code_the_model_is_unknown(story):
 @pytest.mark.parametrize("auto, repo, revision", FIRST + SECOND)
 def test_installed_class_wins(story, auto, repo, revision):
     """Without a flag, and so without a prompt: nobody answers one there."""
-    saved_as = next((head for head, own in BY_HEAD.items() if own == repo), CLASSIFIER if repo == TUNED else MASKED)
-    check_loaded(story, "home", auto, repo, revision, saved_as)
+    check_loaded(story, "home", auto, repo, revision)
 
 
-def test_installed_class_wins_when_asked_for_the_other(story):
-    for how in ("direct", "asked"):
-        assert same(story.outputs["home"][how]["head"], story.pushed(MAIN)["head"])
+@pytest.mark.parametrize("how, repo", [("direct", MAIN), ("asked", MAIN), ("bare", "user/bare")])
+def test_installed_class_wins_when_asked_for_the_other(story, how, repo):
+    """And it needs no code beside the weights."""
+    assert same(story.outputs["home"][how]["head"], story.pushed(repo)["head"])
 
 
 def test_no_code_is_downloaded(story):
@@ -424,11 +393,6 @@ def test_two_files_are_downloaded_and_warned_of(story):
     code = [path for path in requests if path.endswith(".py")]
     assert len(code) == 4 and {path.rpartition("/")[2] for path in code} == CODE, requests
     assert len(re.findall(r"downloaded from \S*user/loaded-once:", story.printed["elsewhere"])) == 2
-
-
-def test_code_left_out(story):
-    assert same(story.outputs["home"]["bare"]["head"], story.pushed("user/bare")["head"])
-    assert story.config("user/bare")["save_code"] is False
 
 
 def test_lost_tables_are_noticed_in_a_revision(story):

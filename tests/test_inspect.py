@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from errors import raises
+from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig
 from transformers.models.auto import modeling_auto
@@ -22,13 +23,7 @@ ENCODERS = sorted(
     {*modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES}
 )
 DECODERS = sorted({*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*ENCODERS})
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 60,
-}
+SIZES = tiny_sizes(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
 WEIGHTS = "model.safetensors"
 LARGEST = 2**31  # elements in a file that the system can map
 
@@ -112,10 +107,8 @@ def test_inspect_other_tensors_than_the_class_has(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**saved, **fields}))
         return inspect_checkpoint(tmp_path)
 
-    assert (
-        "right up to 2,048 tokens"
-        in written(tensors, rotary_scaling_factor=2, max_trained_positions=2048)["elsewhere"]
-    )
+    found = written(tensors, rotary_scaling_factor=2, max_trained_positions=2048)
+    assert "right up to 2,048 tokens" in found["elsewhere"]
     experts = {name.replace("mlp.fc", "mlp.experts.fc"): tensor for name, tensor in tensors.items()}
     found = written(experts, num_experts=8)
     assert "starts 3 of" in found["elsewhere"] and "num_experts = 8" in found["refused"] and not found["command"]

@@ -11,7 +11,7 @@ from launching import import_script
 
 from hf_relpos import demo
 from hf_relpos.data import TextError, cut_windows, read_texts
-from hf_relpos.data.records import iterate_records, read_lines
+from hf_relpos.data.records import iterate_records
 from hf_relpos.data.text import paths_or_documents
 from hf_relpos.data.windows import pieces, sentences
 from hf_relpos.evaluation.loading import load_tokenizer
@@ -40,11 +40,6 @@ def test_all_kinds_hold_the_same(tmp_path, packing):
         assert list(read_texts(write(tmp_path, name + packing, content))) == lines, name
 
 
-def test_null_is_no_text(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": null}\n{"text": "two"}\n')
-    assert list(read_texts(tmp_path / "a.jsonl")) == ["one", "two"]
-
-
 def test_a_folder_is_all_its_texts_by_name(tmp_path):
     write(tmp_path, "b.txt", "second")
     write(tmp_path, "a.jsonl.gz", '{"text": "first"}\n')
@@ -52,21 +47,17 @@ def test_a_folder_is_all_its_texts_by_name(tmp_path):
     assert list(read_texts(tmp_path)) == ["first", "second"]
 
 
-def test_a_quoted_cell_may_hold_line_ends_and_commas(tmp_path):
-    path = write(tmp_path, "a.csv", 'id,text\n1,"one,\ntwo"\n\n2,three\n')
-    assert list(iterate_records(path, ["text", "id"])) == [
-        {"text": "one,\ntwo", "id": "1"},
-        {"text": "three", "id": "2"},
-    ]
-
-
-def test_nothing_quotes_between_tabs(tmp_path):
-    path = write(tmp_path, "a.tsv", 'id\ttext\n1\t"open\n2\tclosed"\n')
-    assert [record["text"] for record in iterate_records(path, ["text"])] == ['"open', 'closed"']
-
-
-def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path):
-    assert list(iterate_records(write(tmp_path, "a.csv", "\ufefftext\none\n"), ["text"])) == [{"text": "one"}]
+@pytest.mark.parametrize(
+    "name, content, texts",
+    [
+        ("a.jsonl", '{"text": "one"}\n{"text": null}\n{"text": "two"}\n', ["one", "two"]),
+        ("a.csv", 'id,text\n1,"one,\ntwo"\n\n2,three\n', ["one,\ntwo", "three"]),  # a quoted cell
+        ("a.tsv", 'id\ttext\n1\t"open\n2\tclosed"\n', ['"open', 'closed"']),  # nothing quotes between tabs
+        ("a.csv", "\ufefftext\none\n", ["one"]),  # a byte order mark is no part of the header
+    ],
+)
+def test_texts_are_those_of_the_records(tmp_path, name, content, texts):
+    assert list(read_texts(write(tmp_path, name, content))) == texts
 
 
 def test_lines_are_read_as_they_are_asked_for(tmp_path):
@@ -80,17 +71,9 @@ def test_lines_are_read_as_they_are_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.jsonl",
-            '{"body": "x"}\n',
-            r"record 1: no field 'text' \(it has body\); name one of these with field \(--field\)",
-        ),
+        ("a.jsonl", '{"body": "x"}\n', r"record 1: no field 'text' \(it has body\); name one .*field \(--field\)"),
         ("a.jsonl", "[1]\n", "line 1: a list, not an object"),
-        (
-            "a.tsv",
-            "body\tn\nx\t1\n",
-            r"record 1: no field 'text' \(it has body, n\); name one of these with field \(--field\)",
-        ),
+        ("a.tsv", "body\tn\nx\t1\n", r"record 1: no field 'text' \(it has body, n\); name one .*field \(--field\)"),
         ("a.csv", "n,text\n1\n", "record 1: ends before 'text'; correct the line, or name one of these"),
         ("a.txt", "zero \0 bytes\n", "record 1: 'paragraph' holds a zero character"),
         ("a.jsonl", "[" * 200_000, "line 1: not JSON .*recursion.*; put one object on each line"),
@@ -107,27 +90,20 @@ def test_what_is_wrong_with_a_text_is_said(tmp_path, name, content, message):
         list(read_texts(write(tmp_path, name, content)))
 
 
-def test_a_packed_file_that_is_cut_short(tmp_path):
-    path = tmp_path / "a.txt.xz"
-    path.write_bytes(lzma.compress(b"a long line of text\n" * 500)[:-20])
-    with pytest.raises(ValueError, match="not readable as UTF-8 text"):
-        read_lines(path)
-
-
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_another_encoding_is_named(tmp_path, encoding):
-    (tmp_path / "a.txt").write_bytes("Grüße\n".encode(encoding))
-    with pytest.raises(TextError, match=r"a\.txt: not readable as UTF-8 text .*; restore or re-encode the file"):
-        list(read_texts(tmp_path / "a.txt"))
-
-
-@pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2"])
-@pytest.mark.parametrize("content", [b"plain text", b"\x1f\x8b\x08 and more", b"BZh9 and more"])
-def test_what_is_not_packed_as_its_name_says(tmp_path, suffix, content):
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(TextError, match=rf"a\.txt{suffix}: not readable .*; restore or re-encode the file"):
-        list(read_texts(path))
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        *(("a.txt", "Grüße\n".encode(encoding)) for encoding in ("latin-1", "utf-16")),
+        ("a.txt.xz", lzma.compress(b"a long line of text\n" * 500)[:-20]),
+        *((f"a.txt{packing}", b"plain text") for packing in (".xz", ".gz", ".bz2")),
+        ("a.txt.gz", b"\x1f\x8b\x08 and more"),
+        ("a.txt.bz2", b"BZh9 and more"),
+    ],
+)
+def test_bytes_that_are_no_text(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TextError, match=rf"{name}: not readable as UTF-8 text .*; restore or re-encode the file"):
+        list(read_texts(tmp_path / name))
 
 
 @pytest.mark.parametrize("source", [b"a.txt", 5, None, [5], [b"a.txt"], "", " ", "~nobody-of-this-name/a", "a" * 300])
