@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from ..host.torch import hooks_of_all_modules
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS
+from .substitute import OURS, stock_class, transformers_class
 
 
-OURS = __name__.partition(".")[0]
 # Packages whose functions may be in a class.
 PACKAGES = (OURS, "apex", "bitsandbytes", "peft", "torch", "torchao", "transformers")
 # Modules whose hooks may see states without padding: those that collect outputs where a caller asks, and those that
@@ -86,12 +86,6 @@ def is_by_token(kind: type) -> bool:
         if f"{file}.".startswith(f"{place}.") and (name in names if names else name not in NEIGHBOURS):
             return True
     return False
-
-
-def stock_class(kind: Any) -> type:
-    """The class that one of this package's was made of; any other class as it is."""
-    found: type = vars(kind).get("hf_relpos_stock", kind)
-    return found
 
 
 def modules_in(root: nn.Module) -> Iterator[nn.Module]:
@@ -174,17 +168,12 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any] | None = None) -> nn.M
 
 def is_stock(module: nn.Module) -> bool:
     """Whether a module computes what its class did when it was defined, so that ours may do it instead."""
-    if is_watched(module) or foreign_part(module) is not None:
-        return False
+    return not is_watched(module) and foreign_part(module) is None and has_stock_attention(module)
+
+
+def has_stock_attention(module: nn.Module) -> bool:
+    """Whether the functions by which a model of Transformers attends are its own."""
     file = sys.modules[transformers_class(type(module)).__module__]
     functions: Any = getattr(file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    if functions is not ALL_ATTENTION_FUNCTIONS:
-        return False
     found = (getattr(file, "eager_attention_forward", None), functions.get("eager"), functions.get("sdpa"))
-    return all(is_known_code(each) for each in found)
-
-
-def transformers_class(kind: type) -> type:
-    """The first base of a class that is not of this package."""
-    bases = (stock_class(base) for base in kind.__mro__ if issubclass(base, nn.Module))
-    return next(base for base in bases if base.__module__.partition(".")[0] != OURS)
+    return functions is ALL_ATTENTION_FUNCTIONS and all(is_known_code(each) for each in found)
