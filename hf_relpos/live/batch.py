@@ -38,10 +38,6 @@ class PaddedBatch:
         on_device: PaddedBatch = moved(self, device)
         return on_device
 
-    def dim(self) -> int:
-        """As of the mask (B, L) that it stands for."""
-        return 2
-
     def by_group(self, attend: Callable[..., torch.Tensor], *vectors: torch.Tensor) -> torch.Tensor:
         """Compute attention of the group, (B, L, D).
 

@@ -26,31 +26,6 @@ from .attention import attend_to_batch, in_single_precision, offsets_in, rate_of
 from .batch import Batch, PaddedBatch, take_batch
 
 
-def position_terms(
-    module: Any,
-    context: AttentionContext,
-    rel_embeddings: torch.Tensor,
-    row_of_offset: torch.Tensor,
-    key_projection: nn.Module | None,
-    query_projection: nn.Module | None,
-) -> Terms:
-    """The tables A and B of one layer.
-
-    Args:
-        rel_embeddings: P, (2·span, D).
-        row_of_offset: of every offset of the context its row of P.
-        key_projection: projection for A, or None without this term.
-        query_projection: projection for B, or None without this term.
-    """
-    buckets = getattr(module, "position_buckets", -1)
-    # half the rows of P, and up to which distance each has one of its own
-    span, one_to_one = (buckets, buckets // 2) if buckets > 0 else (module.max_relative_positions,) * 2
-    first, last = rows_in_use(context, span, one_to_one)
-    rows = module.pos_dropout(rel_embeddings[first : last + 1])
-    heads = module.num_attention_heads
-    return disentangled_terms(rows, row_of_offset - first, context, heads, key_projection, query_projection)
-
-
 class _Stack:
     """What both encoders make once for all layers: the mask, and the row of P of each offset."""
 
@@ -99,12 +74,7 @@ class _SelfAttention:
                 hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
             return found
-        count, *projections = self.position_projections()
-        terms = Terms()
-        if relative_pos is not None and rel_embeddings is not None and count:
-            context = offsets_in(attention_mask, hidden_states)
-            terms = position_terms(self, context, rel_embeddings, relative_pos, *projections)
-        terms = replace(terms, scale=1 / in_single_precision(math.sqrt(self.attention_head_size * (1 + count))))
+        terms = self.terms(offsets_in(attention_mask, hidden_states), relative_pos, rel_embeddings)
         vectors, rate = self.project(hidden_states), rate_of(self.dropout)
         out = attend_to_batch(self, attention_mask, vectors, self.heads_of, terms, rate)
         visible = attention_mask.groups[0].visible
@@ -113,6 +83,27 @@ class _SelfAttention:
             mean = self.heads_of(*vectors)[2].mean(2).flatten(1)[:, None]  # (B, 1, H·d)
             out = torch.where(visible[:, 0, 0, :, None], out, mean.to(out.dtype))
         return out, None
+
+    def terms(
+        self: Any, context: AttentionContext, row_of_offset: torch.Tensor | None, rel_embeddings: torch.Tensor | None
+    ) -> Terms:
+        """The tables A and B of this layer.
+
+        Args:
+            row_of_offset: of every offset of the context its row of P.
+            rel_embeddings: P, (2·span, D).
+        """
+        count, key_projection, query_projection = self.position_projections()
+        scale = 1 / in_single_precision(math.sqrt(self.attention_head_size * (1 + count)))
+        if row_of_offset is None or rel_embeddings is None or not count:
+            return Terms(scale=scale)
+        buckets = getattr(self, "position_buckets", -1)
+        # half the rows of P, and up to which distance each has one of its own
+        span, one_to_one = (buckets, buckets // 2) if buckets > 0 else (self.max_relative_positions,) * 2
+        first, last = rows_in_use(context, span, one_to_one)
+        rows, heads = self.pos_dropout(rel_embeddings[first : last + 1]), self.num_attention_heads
+        found = disentangled_terms(rows, row_of_offset - first, context, heads, key_projection, query_projection)
+        return replace(found, scale=scale)
 
 
 class AcceleratedDisentangledSelfAttention(_SelfAttention, DisentangledSelfAttention):

@@ -67,20 +67,6 @@ class Skipped:
     reason: str
 
 
-@dataclass
-class Taken:
-    """What was done with the encoders of one module.
-
-    Attributes:
-        encoders, skipped: those that are faster now, and those that are as they were.
-        inside: the layers of all of them.
-    """
-
-    encoders: list[Encoder]
-    skipped: list[Skipped]
-    inside: set[nn.Module]
-
-
 def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     """Whether an encoder of this package's own models may take padding out of the call that is running."""
     ids = rows.tokens if rows.tokens.dim() == 2 else None
@@ -94,62 +80,63 @@ def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     )
 
 
-def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Taken:
-    """Let the encoders in a module compute batches without their padding.
-
-    Args:
-        padding: one of `PADDINGS`.
-        changed: a list that gets the modules that change.
-    """
-    root, taken = found.module, Taken([], [], set())
-    candidates: list[Candidate] = []
-    if speech := give_speech(root):
-        changed += speech
-        effect = "relative attention of sound is faster, in memory linear in the length"
-        taken.encoders.append(Encoder(found.path, stock_class(type(root)).__name__, len(speech), "", 0.0, effect))
-    for name, encoder in encoders_in(root):
-        taken.inside |= {
-            each for part in modules_in(encoder) if isinstance(part, nn.ModuleList) for each in part.modules()
-        }
-        place = ".".join(filter(None, (found.path, name)))
-        setup, own = _setup_of(encoder, found, padding)
-        if isinstance(setup, str):
-            taken.skipped.append(Skipped(place, stock_class(type(encoder)).__name__, setup))
-        else:
-            candidates.append(Candidate(name, place, encoder, setup, own))
-    if not (candidates or taken.skipped or speech):
-        reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
-        if any(type(part).__module__ == f"{__package__}.speech" for part in root.modules()):
-            reason = "it is accelerated already"
-        taken.skipped.append(Skipped(found.path, stock_class(type(root)).__name__, reason))
-    unpadded = [(each.name, each.setup, each.own) for each in candidates if each.setup.sides]
-    is_bare = not unpadded or any(each.encoder is root for each in candidates)
-    sides, reader = (SIDES, "") if is_bare else sides_that_heads_allow(root, unpadded)
-    for each in candidates:
-        allowed = tuple(side for side in each.setup.sides if side in sides)
-        each = each._replace(setup=replace(each.setup, sides=allowed))
-        if allowed or each.setup.padded != "never":
-            taken.encoders.append(_changed(each, reader, changed))
-        else:
-            kind = stock_class(type(each.encoder)).__name__
-            taken.skipped.append(Skipped(each.place, kind, f"padding stays: {reader}"))
-    return taken
-
-
 class Candidate(NamedTuple):
     """An encoder that can be made faster.
 
     Attributes:
         name: in its root.
         place: in the object that was given.
+        kind: name of its class.
         encoder, setup, own: the module, how its calls are to be computed, and its parts for that.
     """
 
     name: str
     place: str
+    kind: str
     encoder: Any
     setup: Setup
     own: OwnParts | None
+
+
+def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> list[Encoder | Skipped]:
+    """Let the encoders in a module compute batches without their padding.
+
+    Args:
+        padding: one of `PADDINGS`.
+        changed: a list that gets the modules that change.
+
+    Returns:
+        What became of each of them.
+    """
+    root, root_kind = found.module, stock_class(type(found.module)).__name__
+    reports: list[Encoder | Skipped] = []
+    candidates: list[Candidate] = []
+    if speech := give_speech(root):
+        changed += speech
+        effect = "relative attention of sound is faster, in memory linear in the length"
+        reports.append(Encoder(found.path, root_kind, len(speech), "", 0.0, effect))
+    for name, encoder in encoders_in(root):
+        place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
+        setup, own = _setup_of(encoder, found, padding)
+        if isinstance(setup, str):
+            reports.append(Skipped(place, kind, setup))
+        else:
+            candidates.append(Candidate(name, place, kind, encoder, setup, own))
+    if not (candidates or reports):
+        reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
+        if any(type(part).__module__ == f"{__package__}.speech" for part in root.modules()):
+            reason = "it is accelerated already"
+        reports.append(Skipped(found.path, root_kind, reason))
+    unpadded = [(each.name, each.setup, each.own) for each in candidates if each.setup.sides]
+    is_bare = not unpadded or any(each.encoder is root for each in candidates)
+    sides, reader = (SIDES, "") if is_bare else sides_that_heads_allow(root, unpadded)
+    for each in candidates:
+        allowed = tuple(side for side in each.setup.sides if side in sides)
+        if allowed or each.setup.padded != "never":
+            reports.append(_changed(each._replace(setup=replace(each.setup, sides=allowed)), reader, changed))
+        else:
+            reports.append(Skipped(each.place, each.kind, f"padding stays: {reader}"))
+    return reports
 
 
 def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | str, OwnParts | None]:
@@ -192,8 +179,7 @@ def _changed(candidate: Candidate, reader: str, changed: list[nn.Module]) -> Enc
     Args:
         reader: who reads padding, in words.
     """
-    _, place, encoder, setup, own = candidate
-    kind = stock_class(type(encoder)).__name__
+    _, place, kind, encoder, setup, own = candidate
     if isinstance(encoder, RelPosBertModel):
         encoder.can_unpad = partial(may_unpad, setup)
         changed.append(encoder)

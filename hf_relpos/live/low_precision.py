@@ -21,6 +21,7 @@ from ..host.torch import (
     pack_weight,
 )
 from .comparison import Agreement, Comparison
+from .shadow import shadow
 
 
 LARGEST = 127  # of an int8, on both sides of zero
@@ -192,7 +193,7 @@ class Candidate(NamedTuple):
 
 def candidate(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) -> Candidate:
     """Measure a precision of linear layers on a copy of the model; in int8 of those whose products do no harm."""
-    model = comparison.copy()
+    model = shadow(comparison.model)
     copies = dict(zip(comparison.model.modules(), model.modules(), strict=True))
     names = {module: name for name, module in comparison.model.named_modules()}
     ranked, fewest = list(layers), 0 if precision in KINDS else len(layers)
