@@ -38,7 +38,7 @@ from torch import nn
 from hf_relpos import optimize
 from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.cpu_gemm import Library
-from hf_relpos.live import check, deberta, encoder as live_encoder, end_to_end, levels, mpnet, roformer, xlnet
+from hf_relpos.live import attention, check, encoder as live_encoder, levels, probe
 
 
 optimize_module = importlib.import_module(optimize.__module__)
@@ -64,7 +64,7 @@ def plans() -> Iterator[list[str]]:
         fast = Library(100.0, 200.0, 1e-7, 3e-7)
         patch.setattr(optimize_module, "linear_library", lambda: fast)
         patch.setattr(cpu_gemm, "linear_library", lambda: fast)
-        patch.setattr("hf_relpos.live.levels.FEWEST", 1)
+        patch.setattr("hf_relpos.live.encoder.FEWEST", 1)
         patch.setattr(live_encoder, "plan_of", noted)
         yield found
 
@@ -290,17 +290,17 @@ def bases_by_the_longest_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def dropout_by_the_attention(patch: pytest.MonkeyPatch) -> None:
-    for place in (deberta, mpnet, roformer, xlnet):
+    stock = attention.attend_as_stock
 
-        def attend(module, query, key, value, terms, mask, dropout, *rest, stock=place.attend_as_stock):
-            return stock(module, query, key, value, terms, mask, module.dropout.p * module.training, *rest)
+    def attend(module, query, key, value, terms, mask, dropout):
+        rate = dropout if isinstance(module.dropout, float) else module.dropout.p * module.training
+        return stock(module, query, key, value, terms, mask, rate)
 
-        patch.setattr(place, "attend_as_stock", attend)
+    patch.setattr(attention, "attend_as_stock", attend)
 
 
 def levels_unchecked(patch: pytest.MonkeyPatch) -> None:
-    for place in (check, end_to_end):
-        patch.setattr(place, "differences", lambda found, expected, real: torch.zeros(len(real), dtype=torch.float64))
+    patch.setattr(probe, "differences", lambda found, expected, real: torch.zeros(len(real), dtype=torch.float64))
 
 
 def changed_calls(change: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]]) -> Callable[..., None]:

@@ -72,7 +72,7 @@ def pair(name):
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)
+    monkeypatch.setattr("hf_relpos.live.encoder.FEWEST", 1)
     monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
 
 

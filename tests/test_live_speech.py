@@ -89,3 +89,24 @@ def test_calls_that_ask_for_weights_and_other_positions_go_to_stock(monkeypatch)
     for ours, theirs in zip(model(features, output_attentions=True).attentions, expected, strict=True):
         assert torch.equal(ours, theirs)
     assert "sound" not in str(optimize(build("Wav2Vec2-BERT", position_embeddings_type="rotary"), precision=None))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("implementation", ["eager", *["sdpa"] * Wav2Vec2BertModel._supports_sdpa])
+def test_masks_of_any_kind_given_to_an_attention_module(implementation, gradients, monkeypatch):
+    """A soft mask, one that hides some keys from some queries, and one that hides all of a row's keys."""
+    monkeypatch.setattr(chunked, "FEWEST_SCORES", 0)
+    model = build("Wav2Vec2-BERT")
+    model.set_attn_implementation(implementation)
+    attention = model.encoder.layers[0].self_attn
+    torch.manual_seed(1)
+    states, soft = torch.randn(2, 9, 24, dtype=torch.float64), torch.randn(2, 1, 9, 9, dtype=torch.float64)
+    lowest = torch.tensor(torch.finfo(torch.float64).min, dtype=torch.float64)
+    pairs = torch.where(soft > 0.5, lowest, torch.zeros_like(lowest))
+    row = torch.zeros_like(soft)
+    row[1] = lowest
+    with torch.set_grad_enabled(gradients):
+        expected = [attention(states, mask)[0] for mask in (soft, pairs, row)]
+        optimize(model, precision=None)
+        for mask, theirs in zip((soft, pairs, row), expected, strict=True):
+            assert (attention(states, mask)[0] - theirs).abs().max() <= 1e-12 * theirs.abs().max()

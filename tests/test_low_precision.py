@@ -287,7 +287,7 @@ def test_packed_int8_has_the_numbers_of_int_mm(shape, monkeypatch):
     torch.testing.assert_close(multiply_int8(rows, pack_rounded(weight), bias), expected)
 
 
-SLOW = Int8Rates(float32=100.0, matrices=50.0, packed=60.0)
+SLOW = Int8Rates(float32=100.0, int8=60.0, is_packed=True)
 
 
 def test_int8_slower_than_float32_is_refused(monkeypatch):
@@ -306,7 +306,7 @@ def test_int8_slower_than_float32_is_refused(monkeypatch):
 def test_auto_takes_the_fastest_precision_that_agrees(monkeypatch, fastest, disagrees):
     if disagrees:
         monkeypatch.setattr(low_precision, "LEAST_COSINE", 1 - 1e-9)
-    monkeypatch.setattr(low_precision, "int8_rates", lambda: Int8Rates(1.0, 2.0, 3.0 if has_packed_int8() else 0.0))
+    monkeypatch.setattr(low_precision, "int8_rates", lambda: Int8Rates(1.0, 3.0, has_packed_int8()))
     monkeypatch.setattr(
         low_precision, "seconds_of", lambda runs, rounds: {name: 1 + (name != fastest) for name in runs}
     )

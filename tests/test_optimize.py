@@ -107,7 +107,7 @@ def own_products(monkeypatch):
     """PyTorch's own products, whatever is faster on this machine."""
     monkeypatch.setattr(optimize_module, "linear_library", lambda: SLOW)
     monkeypatch.setattr(cpu_gemm, "linear_library", lambda: SLOW)
-    monkeypatch.setattr("hf_relpos.live.levels.FEWEST", 1)  # batches are small here
+    monkeypatch.setattr("hf_relpos.live.encoder.FEWEST", 1)  # batches are small here
     monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
     for module in (optimize_module, cpu_gemm):
         monkeypatch.setattr(module, "packed_rows", lambda *dtype: 0)

@@ -1,6 +1,8 @@
-"""Common parts of the accelerated attention modules: they map the arguments of a stock module to an attention call."""
+"""Common parts of the accelerated attention modules: they map the states of a stock module to an attention call."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,39 +12,68 @@ from ..attention.call import AttentionCall, LazyMask
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
 from ..attention.formula import Terms
-from ..attention.masks import is_visible
-from ..attention.tracing import has_contents, is_traced
+from ..attention.unpadding import RowGroup
+from .batch import Batch, take_batch
 
 
-def split_heads(vectors: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reshape (B, L, H·d) to (B, H, L, d)."""
-    return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
+class TakesBatch:
+    """To be put before the class of a stack of layers, which get the running batch in place of the mask."""
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As stock."""
+        batch = take_batch()
+        mask = attention_mask if batch is None else batch
+        return super().forward(hidden_states, mask, *args, **kwargs)  # type: ignore[misc]
 
 
-def offsets_of(states: torch.Tensor, length: int | None = None) -> AttentionContext:
-    """The context of L tokens that attend to each other.
+def split_heads(heads: int, *vectors: torch.Tensor) -> list[torch.Tensor]:
+    """Reshape each (B, L, H·d) to (B, H, L, d)."""
+    return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in vectors]
 
-    Args:
-        states: (B, L, D), for their dtype and device.
-        length: L, where it is another than that of the states.
-    """
-    length = states.shape[1] if length is None else length
+
+def offsets_of(states: torch.Tensor, length: int) -> AttentionContext:
+    """The context of L tokens that attend to each other, for the dtype and device of states."""
     precise = torch.promote_types(states.dtype, torch.float32)
     return AttentionContext(length, length, device=states.device, dtype=precise)
 
 
-def prefer_backend(module: nn.Module, query_length: int, key_length: int, batch: int, heads: int) -> bool:
-    """Whether our backends are faster than the stock code of MPNet, RoFormer, T5 and XLNet.
+def offsets_in(batch: Batch, states: torch.Tensor) -> AttentionContext:
+    """The context of the longest rows of a batch, whose offsets are those of all."""
+    return offsets_of(states, batch.groups[0].length)
 
-    On the CPU they are faster if there are enough scores for chunks; for shorter calls, and in graphs, stock is as
-    fast. See docs/results/benchmarks/cpu-encoder.md.
+
+def prefer_backend(rows: int, heads: int, length: int) -> bool:
+    """Whether our backends are faster than the stock code of MPNet, RoFormer, T5, XLNet and speech encoders.
+
+    They are if there are enough scores for chunks; for shorter calls stock is as fast. See
+    docs/results/benchmarks/cpu-encoder.md.
     """
-    if is_traced():
-        return False
-    scores = batch * heads * query_length * key_length
-    parameter = next(module.parameters(), None)  # quantized projections have none
-    on_cpu = parameter is None or parameter.device.type == "cpu"
-    return scores >= backend_chunked.FEWEST_SCORES or not on_cpu
+    return rows * heads * length**2 >= backend_chunked.FEWEST_SCORES
+
+
+def attend_to_batch(
+    module: nn.Module,
+    batch: Batch,
+    vectors: Sequence[torch.Tensor],
+    heads_of: Callable[..., Sequence[torch.Tensor]],
+    terms: Terms,
+    dropout: float,
+) -> torch.Tensor:
+    """Attention of a batch, (1, T, H·d), or (B, L, H·d) where its padding stays.
+
+    Args:
+        module: the stock module.
+        vectors: projections of the states, each (1, T, E) or (B, L, E).
+        heads_of: from these, of some rows, to query, key and value, (b, H, l, d).
+        terms: of the offsets of the longest rows.
+        dropout: probability of dropping an attention weight, 0 where none is dropped.
+    """
+
+    def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+        query, key, value = heads_of(*rows)
+        return attend_as_stock(module, query, key, value, terms, group.visible, dropout)
+
+    return batch.by_group(attend, *vectors)
 
 
 def attend_as_stock(
@@ -53,20 +84,17 @@ def attend_as_stock(
     terms: Terms,
     mask: torch.Tensor | LazyMask | None,
     dropout: float,
-    output_attentions: bool = False,
-    context: AttentionContext | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention by the best backend for the call.
+) -> torch.Tensor:
+    """Attention of L tokens to each other by the best backend for the call.
 
     Args:
         module: the stock module.
-        query: (B, H, L, d), and so are keys and values with K in place of L.
-        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, K); a LazyMask; or None.
+        query: (B, H, L, d), and so are keys and values.
+        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, L); a LazyMask; or None.
         dropout: probability of dropping an attention weight, 0 where none is dropped.
-        context: None for L tokens that attend to each other.
 
     Returns:
-        (B, L, H·d), and the attention weights (B, H, L, K) if `output_attentions` is set.
+        (B, L, H·d).
     """
     dtype = torch.promote_types(query.dtype, value.dtype)  # under autocast a bias may be float32
     call = AttentionCall(
@@ -74,52 +102,19 @@ def attend_as_stock(
         key.to(dtype),
         value.to(dtype),
         terms,
-        offsets_of(query.transpose(1, 2)) if context is None else context,
+        offsets_of(query, query.shape[2]),
         mask=mask,
         dropout=dropout,
-        output_weights=output_attentions,
         needs_gradients=torch.is_grad_enabled(),
         # keys that several queries share are repeated already, and by the module Transformers would repeat them again
         layer=None if getattr(module, "num_key_value_groups", 1) > 1 else module,
     )
-    # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
-    added = mask if isinstance(mask, torch.Tensor) and mask.is_floating_point() else None
-    hides_rows = added is not None and has_contents(added) and torch.is_grad_enabled()
-    out, weights = run_attention("eager" if hides_rows else AUTO, call)
-    return out.flatten(2), weights if output_attentions else None
+    return run_attention(AUTO, call)[0].flatten(2)
 
 
 def rate_of(dropout: nn.Dropout) -> float:
     """The probability with which a module drops values now; it may be in training where its parent is not."""
     return dropout.p if dropout.training else 0.0
-
-
-def as_boolean(mask: torch.Tensor | None, added_to: torch.Tensor | None) -> torch.Tensor | None:
-    """Convert an additive mask that only hides keys to a boolean mask, for fast backends; None if it hides nothing.
-
-    A mask with other values stays additive, and so does one that hides all keys from some query: with the lowest
-    number added to all of its scores, it attends to all of them alike. A mask that hides the same keys from every
-    query becomes (B, 1, 1, K). The mask is unchanged on other devices than the CPU and in graphs, since reading its
-    contents would synchronise the device or break the graph.
-
-    Args:
-        mask: additive or boolean, broadcastable to (B, H, L, K); or None.
-        added_to: a tensor of the dtype of the scores, if stock adds any mask to them: zeros and ones, of booleans and
-            integers, hide nothing there. None if stock's attention takes boolean masks.
-    """
-    if mask is not None and added_to is not None and mask.dtype != added_to.dtype:
-        mask = mask.to(added_to.dtype)  # PyTorch's SDPA takes float32 beside float64, and computes something else
-    if mask is None or not has_contents(mask) or mask.dim() != 4:
-        return mask
-    if mask.dtype != torch.bool:
-        visible = is_visible(mask)
-        if not bool((~visible | (mask == 0)).all()) or not bool(visible.any(-1).all()):
-            return mask
-        mask = visible
-    if bool(mask.all()):
-        return None
-    first = mask[:, :, :1]
-    return first if bool((mask == first).all()) else mask
 
 
 def in_single_precision(number: float) -> float:

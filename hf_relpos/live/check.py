@@ -17,10 +17,10 @@ from torch import nn
 
 from ..host.transformers import CACHE_NAMES
 from . import contract
-from .encoder import SETUP, TOKENS, Level, Setup, optimized_class, parameters_of, plan_of
+from .encoder import SETUP, Level, Setup, optimized_class, parameters_of, plan_of
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
+from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 
 
@@ -34,8 +34,6 @@ BY_BATCH = ("dynamic", "longrope")
 BY_BATCH_NAMES = ("dynamic", "ntk", "longrope")
 # Seconds that a call of a few tokens may take. Scans that pad to whole chunks take minutes where they have no kernels.
 SLOW = 10.0
-# Of setups that are tried: several groups or parts of a few rows, whatever they cost.
-TRIAL: dict[str, Any] = {"fewest": 1, "call_cost": 0, "is_trial": True}
 
 
 def batch_dependence(encoder: nn.Module) -> str | None:
@@ -95,7 +93,7 @@ def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
     """
     stock, trial = shadow(encoder), shadow(encoder)
     del vars(stock)[SETUP]
-    vars(trial)[SETUP] = replace(setup, checked=None, **TRIAL)
+    vars(trial)[SETUP] = replace(setup, checked=None, is_trial=True)
     most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
     step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
     longer = min(-(-length // step) * step, max(most, length))
@@ -103,10 +101,10 @@ def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
         probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides, setup.trusts_mask)
         inputs = probe.inputs(encoder)
         try:
-            worst = differences(outputs_of(trial, inputs), outputs_of(stock, inputs), probe.real)
+            worst = probe.differences(outputs_of(trial, inputs), outputs_of(stock, inputs))
         except Exception:  # of a model that ends before
             continue
-        if float(worst.max()) <= tolerance_of(encoder):
+        if max(worst.values()) <= tolerance_of(encoder):
             found = replace(setup, checked=size)
             break
     else:
@@ -119,33 +117,40 @@ class Check:
     """The levels of one encoder, tried on a shadow of it."""
 
     def __init__(
-        self, encoder: Any, trial: Any, pads: tuple[int, ...], own: OwnParts | None = None, trusts_mask: bool = False
+        self, encoder: Any, pads: tuple[int, ...], own: OwnParts | None = None, trusts_mask: bool = False
     ) -> None:
         """
         Args:
             encoder: of the model that was given.
-            trial: its shadow.
             pads, trusts_mask: as of `Setup`.
             own: the parts for its class.
         """
-        self.encoder, self.trial, self.own = encoder, trial, own
-        known, foreign = kinds_in(encoder)
-        self.is_foreign = bool(foreign)
+        self.trial, self.own, self.tolerance = shadow(encoder), own, tolerance_of(encoder)
         self.names, _ = parameters_of(type(encoder).forward)
-        limits = (rotations_by_batch(encoder), sparse_from(getattr(encoder, "config", None)))
-        trained = min((each for each in limits if each is not None), default=None)
-        trusted = known | foreign
-        self.base = Setup("by length", pads=pads, trusts_mask=trusts_mask, trained=trained, trusted=trusted, **TRIAL)
+        config = getattr(encoder, "config", None)
+        known, foreign = kinds_in(encoder)
+        limits = [each for each in (rotations_by_batch(encoder), sparse_from(config)) if each is not None]
+        self.base = Setup(
+            "by length",
+            pads=pads,
+            trusts_mask=trusts_mask,
+            trained=min(limits, default=None),
+            trusted=known | foreign,
+            is_trial=True,
+        )
+        self.levels: tuple[Level, ...] = ("by length",)
+        if not foreign and own is not None:
+            self.levels = ("own", "by length")
+        elif not foreign and getattr(config, "_attn_implementation", None) in (contract.DELEGATE, contract.NAME):
+            self.levels = ("contract", "by length")
+        self.is_foreign = bool(foreign)
         parameters = sum(each.numel() for each in encoder.parameters())
         lengths: tuple[int, ...] = FEWER_LENGTHS if parameters > LARGE else LENGTHS
-        window = getattr(getattr(encoder, "config", None), "sliding_window", None)
+        window = getattr(config, "sliding_window", None)
         if isinstance(window, int) and lengths[0] < window + 2 <= WIDEST_WINDOW:
             lengths = (window + 2, *lengths[1:])
         self.two_sided = None if any(getattr(part, "is_causal", False) for part in modules_in(encoder)) else window
-        if self.base.trained is not None:
-            lengths = tuple(min(each, self.base.trained - 1) for each in lengths)
-        self.lengths = lengths
-        self.tolerance = tolerance_of(encoder)
+        self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in lengths)
 
     def setup(self) -> Setup | str:
         """The setup of the first level that agrees; or why none does."""
@@ -153,51 +158,36 @@ class Check:
             return "its rotations depend on the length of the batch, and no trained length is known"
         begin = time.perf_counter()
         try:
-            probe = Probe(self.encoder, self.lengths, self.base.pads, SIDES, self.base.trusts_mask)
-            inputs = probe.inputs(self.encoder)
-            expected = outputs_of(self.trial, inputs)
-            if (seconds := time.perf_counter() - begin) > SLOW:
-                return f"its own forward takes {seconds:.0f} s for a few tokens, too long to try others"
+            self.probe = Probe(self.trial, self.lengths, self.base.pads, SIDES, self.base.trusts_mask)
+            self.inputs = self.probe.inputs(self.trial)
+            expected = outputs_of(self.trial, self.inputs)
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
-        base = replace(self.base, returns_cache=self._returns_cache(inputs))
+        if (seconds := time.perf_counter() - begin) > SLOW:
+            return f"its own forward takes {seconds:.0f} s for a few tokens, too long to try others"
+        base = replace(self.base, returns_cache=self._returns_cache())
         reasons = []
-        for level in self._levels():
+        for level in self.levels:
             window = self.two_sided if level == "contract" else None
-            best = self._best(replace(base, level=level, window=window), probe, inputs, expected)
+            best = self._best(replace(base, level=level, window=window), expected)
             if not best.sides:
                 reasons.append(
-                    f"{level} {best.difference:.0e}" if best.difference < float("inf") else f"{level} fails"
+                    f"{level} {best.difference:.0e}" if math.isfinite(best.difference) else f"{level} fails"
                 )
                 continue
             if level == "by length":
-                again = differences(outputs_of(self.trial, inputs, seed=1), expected, probe.real)
-                if not float(again.max()) <= self.tolerance:
+                again = self.probe.differences(outputs_of(self.trial, self.inputs, seed=1), expected)
+                if not max(again.values()) <= self.tolerance:
                     return "its own outputs differ from call to call: it draws random numbers, or has a state"
             if self.is_foreign:
-                trains = self._trains(best, probe, inputs)
-                best = replace(best, trains=trains, checked=self.lengths[0], recheck=with_length)
+                best = replace(best, trains=self._trains(best), checked=self.lengths[0], recheck=with_length)
             return best
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
-    def _levels(self) -> tuple[Level, ...]:
-        if self.is_foreign:
-            return ("by length",)
-        if self.own is not None:
-            return ("own", "by length")
-        implementation = getattr(getattr(self.encoder, "config", None), "_attn_implementation", None)
-        return ("contract", "by length") if implementation in (contract.DELEGATE, contract.NAME) else ("by length",)
-
-    def _positions(self, level: Level) -> tuple[str | None, ...]:
-        if "position_ids" not in self.names:
-            return (None,)
-        return (None, "columns") if level == "by length" else ("columns", "counted")
-
-    def _returns_cache(self, inputs: dict[str, Any]) -> bool:
-        if not any(name in inputs for name in MEMORIES):
+    def _returns_cache(self) -> bool:
+        if self.inputs.keys().isdisjoint(MEMORIES):
             return False
-        names = [name for name in inputs if name not in MEMORIES]
-        short = {name: inputs[name][:1, :2] if name in (*TOKENS, "attention_mask") else inputs[name] for name in names}
+        short = {name: each[:1, :2] for name, each in self.inputs.items() if name not in MEMORIES}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 outputs = self.trial(**short)
@@ -206,41 +196,39 @@ class Check:
         found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
         return any(found.get(name) is not None for name in (*CACHE_NAMES, "mems"))
 
-    def _trains(self, setup: Setup, probe: Probe, inputs: dict[str, Any]) -> bool:
+    def _trains(self, setup: Setup) -> bool:
         """Whether a setup agrees in training, too, where code of others may read all rows of a batch."""
         try:
-            expected = outputs_of(without_dropout(self.trial), inputs)
+            expected = outputs_of(without_dropout(self.trial), self.inputs)
         except Exception:  # of models that ask for labels then
             return False
-        found = self._tried(replace(setup, sides=SIDES), probe, inputs, expected, without_dropout(self.trial))
+        found = self._tried(replace(setup, sides=SIDES), expected, without_dropout(self.trial))
         return {*setup.sides} <= {*found.sides}
 
-    def _best(self, setup: Setup, probe: Probe, inputs: dict[str, Any], expected: dict[str, Any]) -> Setup:
+    def _best(self, setup: Setup, expected: dict[str, Any]) -> Setup:
         """The setup of a level that agrees on most sides, with the position ids that this takes."""
+        choices: tuple[str | None, ...] = (None,)
+        if "position_ids" in self.names:
+            choices = (None, "columns") if setup.level == "by length" else ("columns", "counted")
         found: list[Setup] = []
-        for positions in self._positions(setup.level):
-            found.append(self._tried(replace(setup, positions=positions), probe, inputs, expected))
+        for positions in choices:
+            found.append(self._tried(replace(setup, positions=positions), expected, shadow(self.trial)))
             if found[-1].sides == SIDES:
                 break
         return max(found, key=lambda each: (len(each.sides), -each.difference))
 
-    def _tried(
-        self, setup: Setup, probe: Probe, inputs: dict[str, Any], expected: dict[str, Any], trial: Any = None
-    ) -> Setup:
+    def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
-        trial = shadow(self.trial) if trial is None else trial
         apply_to(trial, setup, self.own)
-        failed = replace(setup, sides=(), difference=float("inf"))
-        if plan_of(trial, setup, self.names, dict(inputs)) is None:
+        failed = replace(setup, sides=(), difference=math.inf)
+        if plan_of(trial, setup, self.names, self.inputs) is None:
             return failed
         try:
-            found = outputs_of(trial, inputs)
+            worst = self.probe.differences(outputs_of(trial, self.inputs), expected)
         except Exception:  # of the encoder's code, which may expect what a level does not give
             return failed
-        worst = differences(found, expected, probe.real)
-        of_side = {side: float(worst[index::2].max()) for index, side in enumerate(SIDES)}
-        sides = tuple(side for side in SIDES if of_side[side] <= self.tolerance)
-        difference = max(of_side[side] for side in sides) if sides else min(of_side.values())
+        sides = tuple(side for side in SIDES if worst[side] <= self.tolerance)
+        difference = max(worst[side] for side in sides) if sides else min(worst.values())
         return replace(setup, sides=sides, difference=difference)
 
 

@@ -93,11 +93,7 @@ class Comparison:
         if getattr(model.config, "is_encoder_decoder", False) and not self.batch.keys() & {*DECODER_INPUTS}:
             model = model.get_encoder()  # which is all that is changed
         self.model = model
-        self.expected, self.seconds = self.timed(self.copy())
-
-    def copy(self) -> Any:
-        """A copy of the model as it is now, in evaluation mode, with the same weights."""
-        return shadow(self.model)
+        self.expected, self.seconds = self.timed(shadow(self.model))
 
     def timed(self, model: nn.Module) -> tuple[torch.Tensor, float]:
         """The outputs, and the seconds of a second call: in the first, kernels are compiled and memory is new."""
@@ -119,7 +115,7 @@ class Comparison:
         found, expected = outputs.double(), self.expected.double()
         differences, padding = (found - expected).abs(), None
         mask = self.batch.get("attention_mask")
-        if mask is not None and out_of_rows(mask, found):
+        if mask is not None and found.dim() == 3 and mask.shape == found.shape[:2]:  # states of positions
             real = mask.bool()[..., None]
             largest = expected.where(real, 0.0).abs().max()
             if not bool(real.all()):
@@ -137,11 +133,6 @@ class Comparison:
             source=self.source,
             seconds=(self.seconds, seconds),
         )
-
-
-def out_of_rows(mask: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether outputs are states (B, L, C) of the positions of a padding mask, (B, L)."""
-    return out.dim() == 3 and mask.shape == out.shape[:2]
 
 
 def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) -> tuple[dict[str, Any], str]:

@@ -108,7 +108,7 @@ def window_of(mask_function: Any, about: int) -> int | None:
 def make_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> Any:
     """The mask function: the running batch's `GroupMask`, or Transformers' own mask."""
     batch = take_batch()
-    if batch is None:
+    if not isinstance(batch, UnpaddedBatch):
         if mask_function is not None:
             kwargs["mask_function"] = mask_function
         return ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](*args, **kwargs)
@@ -149,7 +149,7 @@ def attend(
             if repeats > 1:
                 key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
             terms = Terms(scale=scaling if scaling is not None else sizes[0] ** -0.5)
-            return attend_as_stock(module, query, key, value, terms, mask, dropout)[0]
+            return attend_as_stock(module, query, key, value, terms, mask, dropout)
         out: torch.Tensor = delegate(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)[0]
         return out.flatten(2)
 

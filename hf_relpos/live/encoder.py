@@ -1,12 +1,8 @@
-"""The forward of an optimized encoder: which calls are computed without their padding, and at which level.
-
-The class of the encoder is replaced by a subclass that is made of it. It has the name, module and signature of the
-class that it is made of, and copies and pickles are made by `_made`.
-"""
+"""The forward of an optimized encoder: which calls are computed without their padding, or by our attention."""
 
 import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,9 +13,12 @@ from ..attention.unpadding import UnpaddedBatch
 from ..host.live import collects_outputs
 from ..host.transformers import CACHE_NAMES
 from . import by_length, contract
-from .batch import MismatchError
+from .attention import prefer_backend
+from .batch import Batch, MismatchError, PaddedBatch, running
 from .calls import CALLS
-from .foreign import foreign_part, transformers_class
+from .foreign import foreign_part, has_stock_attention
+from .own import Padded
+from .substitute import substitute_class
 
 
 Level = Literal["contract", "own", "by length"]
@@ -45,11 +44,12 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class Setup:
-    """How the padding of an encoder is taken out.
+    """How the calls of an encoder are computed.
 
     Attributes:
         level: of docs/live.md.
-        sides: where a row's padding may stand: "right", "left".
+        padded: of `OwnParts`, whose attention computes these calls.
+        sides: where a row's padding may stand to be taken out: "right", "left".
         pads: ids of the padding token; a position is padding if its mask is 0 and it has one of them.
         trusts_mask: whether the mask alone says what is padding.
         positions: the position ids that the encoder is told where the caller gives none. "columns": those of a row's
@@ -63,14 +63,14 @@ class Setup:
             are compared when they come. None for an encoder of Transformers alone.
         recheck: the function of encoder, setup, rows and length that compares them, and returns the next setup.
         trains: whether its outputs in training depend on each row alone, dropout aside.
-        trusted: classes and code of others that were inside when the level was checked.
-        fewest: padding tokens from which on they are taken out.
-        call_cost: of a call of the encoder, in tokens.
-        is_trial: whether hooks and other code of others are passed over.
+        trusted: classes and code of others that were inside when the level was checked; None if it was not.
+        is_trial: whether the setup is tried on a few rows: these are cut into several parts, and code of others is
+            passed over.
         difference: from Transformers at tokens, as a share of the largest value.
     """
 
     level: Level
+    padded: Padded = "never"
     sides: tuple[str, ...] = ("right", "left")
     pads: tuple[int, ...] = ()
     trusts_mask: bool = False
@@ -81,9 +81,7 @@ class Setup:
     checked: int | None = None
     recheck: Any = None
     trains: bool = True
-    trusted: frozenset[Any] = frozenset()
-    fewest: int = FEWEST
-    call_cost: int = by_length.TOKENS_OF_A_CALL
+    trusted: frozenset[Any] | None = None
     is_trial: bool = False
     difference: float = 0.0
 
@@ -92,40 +90,15 @@ class Setup:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without code, of which there are no pickles."""
-        return {**vars(self), "trusted": frozenset(each for each in self.trusted if isinstance(each, type))}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        return {**vars(self), "trusted": self.trusted and frozenset(filter(inspect.isclass, self.trusted))}
 
 
-class UnpaddingForward:
-    """To be put before the class of an encoder by `optimized_class`."""
-
-    hf_relpos_stock: Any  # the class of the encoder
-
-    @classmethod
-    def is_custom_code(cls) -> bool:
-        """As the class of Transformers: else files are saved with other names."""
-        kind: Any = transformers_class(cls)
-        found: bool = kind.is_custom_code()
-        return found
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced: Any = super().__reduce_ex__(protocol)
-        _, _, *rest = reduced
-        return (_made, (self.hf_relpos_stock,), *rest)
-
-
-def _made(stock: type) -> Any:
-    kind: Any = optimized_class(stock)
-    return kind.__new__(kind)
-
-
-@functools.cache
 def optimized_class(stock: Any) -> type[nn.Module]:
-    """The subclass of an encoder's class whose forward takes padding out."""
+    """The subclass of an encoder's class whose calls are computed as its `Setup` says."""
+    return substitute_class(stock, _optimized_forward)
 
-    @functools.wraps(stock.forward)
+
+def _optimized_forward(stock: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_traced():
             return stock.forward(self, *args, **kwargs)
@@ -135,12 +108,7 @@ def optimized_class(stock: Any) -> type[nn.Module]:
                 return stock.forward(self, *args, **kwargs)
             return run(self, stock.forward, setup, args, kwargs)
 
-    kind = transformers_class(stock)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    made: type[nn.Module] = type(
-        kind.__name__, (UnpaddingForward, stock), {**names, "hf_relpos_stock": stock, "forward": forward}
-    )
-    return made
+    return forward
 
 
 @functools.cache
@@ -153,7 +121,7 @@ def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
 
 
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of an encoder, without its padding where nothing speaks against it."""
+    """A call of an encoder, without its padding and by our attention where nothing speaks against it."""
     names, takes_others = parameters_of(forward)
     if len(args) > len(names):
         return forward(encoder, *args, **kwargs)
@@ -174,57 +142,71 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call is computed without its padding.
+    """How a call is computed otherwise than by Transformers.
 
     Attributes:
         real: (B, L), True for tokens.
+        batch: the batch at the levels `contract` and `own`; None to compute it by length.
         by_token: names of the arguments (B or 1, L, …).
         by_row: names of the arguments (B, …).
-        batch: the batch at the levels `contract` and `own`; None to compute it by length.
         positions: (B or 1, L), where the encoder is told; None where it finds them itself.
         as_tuple: whether the caller wants a tuple of an encoder that would return one.
     """
 
     real: torch.Tensor
-    by_token: tuple[str, ...]
-    by_row: tuple[str, ...]
-    batch: UnpaddedBatch | None
-    positions: torch.Tensor | None
-    as_tuple: bool
+    batch: Batch | None
+    by_token: tuple[str, ...] = ()
+    by_row: tuple[str, ...] = ()
+    positions: torch.Tensor | None = None
+    as_tuple: bool = False
 
     def call(self, encoder: Any, forward: Any, setup: Setup, given: dict[str, Any]) -> Any:
-        """The outputs of the encoder; states of padding are zeros."""
+        """The outputs of the encoder; states of padding that is taken out are zeros."""
         given, by_token = given | {"return_dict": True} if self.as_tuple else dict(given), self.by_token
         if self.positions is not None:
             given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
         rows = self.real.shape[0]
         given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
-        if self.batch is not None:
+        if isinstance(self.batch, PaddedBatch):
+            with running(self.batch):
+                outputs = forward(encoder, **given)
+        elif self.batch is not None:
             outputs = contract.call(encoder, forward, given, by_token, self.batch)
         else:
-            parts = by_length.parts_of(self.real, setup.call_cost)
-            bound = functools.partial(forward, encoder)
-            outputs = by_length.call(bound, given, by_token, self.by_row, self.real, parts)
+            parts = by_length.parts_of(self.real, 0 if setup.is_trial else by_length.TOKENS_OF_A_CALL)
+            outputs = by_length.call(
+                functools.partial(run_part, encoder, forward, setup), given, by_token, self.by_row, self.real, parts
+            )
         return outputs.to_tuple() if self.as_tuple and hasattr(outputs, "to_tuple") else outputs
+
+
+def run_part(encoder: Any, forward: Any, setup: Setup, **given: Any) -> Any:
+    """A call for rows of about the same length, with their padding."""
+    if setup.padded == "never":
+        return forward(encoder, **given)
+    return run(encoder, forward, replace(setup, sides=(), is_trial=True), (), given)
 
 
 def plan_of(
     encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str, Any], takes_return_dict: bool = True
 ) -> Plan | None:
-    """How a call is computed without its padding; None for Transformers' own forward."""
-    tokens = next((given[name] for name in TOKENS if given.get(name) is not None), None)
-    if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2 or not has_contents(tokens):
+    """How a call is computed; None for Transformers' own forward."""
+    tokens = [given[name] for name in TOKENS if given.get(name) is not None]
+    if (
+        len(tokens) != 1
+        or not isinstance(tokens[0], torch.Tensor)
+        or tokens[0].dim() < 2
+        or not has_contents(tokens[0])
+    ):
         return None
     config: Any = getattr(encoder, "config", None)
-
-    def wanted(name: str, field: str = "") -> Any:
-        value = given.get(name)
-        return getattr(config, field or name, False) if value is None else value
-
-    batch, length = tokens.shape[:2]
+    batch, length = tokens[0].shape[:2]
     mask = given.get("attention_mask")
-    is_long = setup.window is not None and length >= contract.MANY_WINDOWS * setup.window
-    if mask is None and is_long:
+    is_windowed = setup.window is not None and length >= contract.MANY_WINDOWS * setup.window
+    attends = setup.padded == "always" or (
+        setup.padded == "long" and prefer_backend(batch, config.num_attention_heads, length)
+    )
+    if mask is None and (is_windowed or attends):
         real = torch.ones(batch, length, dtype=torch.bool)
     elif isinstance(mask, torch.Tensor) and mask.shape == (batch, length) and has_contents(mask):
         real = mask != 0
@@ -232,18 +214,49 @@ def plan_of(
             return None
     else:
         return None
-    if batch * length - int(real.sum()) < setup.fewest and not is_long:
+    unpads = is_windowed or batch * length - int(real.sum()) >= (1 if setup.is_trial else FEWEST)
+    if (
+        not (unpads or attends)
+        or any(given.get(name) is not None for name in OTHERS)
+        or _wanted(encoder, given, "output_attentions")
+        or _wanted(encoder, given, "chunk_size_feed_forward")
+        or collects_outputs()
+    ):
         return None
+    asked = given.get("return_dict")
+    asked = getattr(config, "return_dict", True) if asked is None else asked
+    plan = _without_padding(encoder, setup, names, given, real, is_windowed) if unpads else None
+    # stock attends to all keys of a row without a token; of ours only DeBERTa's parts do
+    if plan is None and attends and (setup.padded == "always" or bool(real.any(1).all())):
+        plan = Plan(real, PaddedBatch.of(real))
+    if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
+        return None
+    return replace(plan, as_tuple=takes_return_dict and asked is False)
+
+
+def _wanted(encoder: Any, given: dict[str, Any], name: str, field: str = "") -> bool:
+    """What a call asks for, by an argument or, without it, by a field of the configuration."""
+    value = given.get(name)
+    return bool(getattr(getattr(encoder, "config", None), field or name, False) if value is None else value)
+
+
+def is_changed(encoder: Any, setup: Setup) -> bool:
+    """Whether code of others has come into an encoder."""
+    is_others = setup.level == "own" and not has_stock_attention(encoder)
+    return is_others or foreign_part(encoder, setup.trusted) is not None
+
+
+def _without_padding(
+    encoder: Any, setup: Setup, names: tuple[str, ...], given: dict[str, Any], real: torch.Tensor, is_windowed: bool
+) -> Plan | None:
+    """How a call is computed without its padding; None where somebody may read it."""
+    batch, length = real.shape
     memory = f"use_mems_{'train' if encoder.training else 'eval'}"
     if (
-        any(given.get(name) is not None for name in OTHERS)
-        or wanted("output_attentions")
-        or getattr(config, "chunk_size_feed_forward", 0)
-        or (setup.returns_cache and wanted("use_cache"))
-        or ("use_mems" in names and wanted("use_mems", memory))
+        (setup.returns_cache and _wanted(encoder, given, "use_cache"))
+        or ("use_mems" in names and _wanted(encoder, given, "use_mems", memory))
         or (encoder.training and not setup.trains)
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
-        or collects_outputs()
         or not is_padding(setup, given.get("input_ids"), real)
     ):
         return None
@@ -251,21 +264,17 @@ def plan_of(
     sides = _sides_of(real)
     if by_token is None or sides is None or not sides <= set(setup.sides):
         return None
-    if not setup.is_trial and foreign_part(encoder, setup.trusted) is not None:
-        return None
     found = None
-    by_parts = setup.level == "by length" or by_row or wanted("output_hidden_states") or (batch == 1 and not is_long)
-    if not by_parts and (setup.level == "own" or config._attn_implementation == contract.NAME):
+    by_parts = setup.level == "by length" or by_row or _wanted(encoder, given, "output_hidden_states")
+    by_parts = by_parts or (batch == 1 and not is_windowed)
+    if not by_parts and (setup.level == "own" or encoder.config._attn_implementation == contract.NAME):
         found = UnpaddedBatch.of(real, slice(0))
     if found is None and not sides:
         return None
     positions = None
     if "position_ids" in names and given.get("position_ids") is None and setup.positions is not None:
         positions = _positions(encoder, setup, given, real)
-    asked = given.get("return_dict")
-    asked = getattr(config, "return_dict", True) if asked is None else asked
-    as_tuple = takes_return_dict and asked is False
-    return Plan(real, by_token, by_row, found, positions, as_tuple)
+    return Plan(real, found, by_token, by_row, positions)
 
 
 def is_padding(setup: Setup, ids: torch.Tensor | None, real: torch.Tensor) -> bool:

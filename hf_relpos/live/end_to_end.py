@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from ..models.modeling_relpos_bert import RelPosBertModel
-from .check import LENGTHS, TRIAL, apply_to
+from .check import LENGTHS, apply_to
 from .encoder import Setup, parameters_of
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of
+from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of
 from .shadow import shadow
 
 
@@ -55,13 +55,12 @@ def sides_that_heads_allow(root: nn.Module, inside: Inside) -> tuple[tuple[str, 
             if isinstance(encoder, RelPosBertModel):
                 encoder.can_unpad = lambda *given: True
             else:
-                apply_to(encoder, replace(setup, **TRIAL), own)
+                apply_to(encoder, replace(setup, is_trial=True), own)
         try:
-            worst = differences(outputs_of(trial, *inputs), expected, probe.real)
+            worst = probe.differences(outputs_of(trial, *inputs), expected)
         except Exception:
             return (), reader
-        most, turns = tolerance_of(root), len(common)
-        sides = tuple(side for index, side in enumerate(common) if float(worst[index::turns].max()) <= most)
+        sides = tuple(side for side in common if worst[side] <= tolerance_of(root))
         return sides, "" if sides == common else reader
     return common, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
 

@@ -112,6 +112,14 @@ def encoders_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from inside("", root)
 
 
+def layers_in(root: nn.Module) -> set[nn.Module]:
+    """All modules inside the layers of the encoders in a module."""
+    stacks = [
+        part for _, encoder in encoders_in(root) for part in encoder.modules() if isinstance(part, nn.ModuleList)
+    ]
+    return {part for stack in stacks for part in stack.modules()}
+
+
 def takes_tokens(module: Any) -> bool:
     """Whether a module has the forward of an encoder, and is no decoder of an encoder's states."""
     names, _ = parameters_of(type(module).forward)

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from ..host.torch import hooks_of_all_modules
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS
+from .substitute import OURS, stock_class, transformers_class
 
 
-OURS = __name__.partition(".")[0]
 # Packages whose functions may be in a class.
 PACKAGES = (OURS, "apex", "bitsandbytes", "peft", "torch", "torchao", "transformers")
 # Modules whose hooks may see states without padding: those that collect outputs where a caller asks, and those that
@@ -88,12 +88,6 @@ def is_by_token(kind: type) -> bool:
     return False
 
 
-def stock_class(kind: Any) -> type:
-    """The class that one of this package's was made of; any other class as it is."""
-    found: type = vars(kind).get("hf_relpos_stock", kind)
-    return found
-
-
 def modules_in(root: nn.Module) -> Iterator[nn.Module]:
     """A module and all of its parts, faster than `root.modules()`."""
     parts = [root]
@@ -109,21 +103,23 @@ def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
     foreign: set[Any] = set()
     for part in modules_in(root):
         kind = stock_class(type(part))
-        is_stock = kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
-        (known if is_stock else foreign).add(kind)
-        foreign.update(code for _, code in _replaced(part))
+        (known if _is_packaged(kind) else foreign).add(kind)
+        foreign.update(_replacements(part))
     return frozenset(known), frozenset(foreign)
 
 
-def _replaced(part: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names of an instance that hold functions of others in place of its class's, with their code."""
+def _is_packaged(kind: Any) -> bool:
+    return kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
+
+
+def _replacements(part: nn.Module) -> list[Any]:
+    """The code of functions of others that an instance has in place of its class's."""
     own = vars(part)
-    for name in REPLACED & own.keys():
-        if own[name] is not None:
-            yield name, _code_of(own[name])
-    for name in FUNCTIONS & own.keys():
-        if not is_known_code(own[name]):
-            yield name, _code_of(own[name])
+    if REPLACED.isdisjoint(own) and FUNCTIONS.isdisjoint(own):
+        return []
+    functions = [own[name] for name in REPLACED & own.keys() if own[name] is not None]
+    functions += [own[name] for name in FUNCTIONS & own.keys() if not is_known_code(own[name])]
+    return [_code_of(each) for each in functions]
 
 
 def _code_of(function: Any) -> Any:
@@ -136,6 +132,8 @@ def is_watched(part: nn.Module) -> bool:
     """Whether hooks read the states of a module; those of Transformers read only where a caller asks for them."""
     if part._backward_hooks or part._backward_pre_hooks:
         return True
+    if not (part._forward_hooks or part._forward_pre_hooks):
+        return False
     hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
     return any(getattr(hook, "__globals__", {}).get("__name__") not in UNAWARE for hook in hooks)
 
@@ -156,35 +154,28 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any] | None = None) -> nn.M
         kind: Any = stock_class(type(part))
         if kind not in kinds:
             if trusted is None:
-                is_trusted = kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
+                is_trusted = _is_packaged(kind)
             else:
                 is_trusted = kind in trusted or (is_by_token(kind) and is_known_class(kind))
             if not is_trusted or (kind in _classes and kind.forward is not _classes[kind][0]):
                 return part
             kinds.add(kind)
-        own = vars(part)
-        if not (REPLACED.isdisjoint(own) and FUNCTIONS.isdisjoint(own)):
-            if any(code not in (trusted or ()) for _, code in _replaced(part)):
-                return part
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-            if part is not root and is_watched(part):
-                return part
+        replaced = _replacements(part)
+        if replaced and not {*replaced} <= (trusted or frozenset()):
+            return part
+        if part is not root and is_watched(part):
+            return part
     return None
 
 
 def is_stock(module: nn.Module) -> bool:
     """Whether a module computes what its class did when it was defined, so that ours may do it instead."""
-    if is_watched(module) or foreign_part(module) is not None:
-        return False
+    return not is_watched(module) and foreign_part(module) is None and has_stock_attention(module)
+
+
+def has_stock_attention(module: nn.Module) -> bool:
+    """Whether the functions by which a model of Transformers attends are its own."""
     file = sys.modules[transformers_class(type(module)).__module__]
     functions: Any = getattr(file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    if functions is not ALL_ATTENTION_FUNCTIONS:
-        return False
     found = (getattr(file, "eager_attention_forward", None), functions.get("eager"), functions.get("sdpa"))
-    return all(is_known_code(each) for each in found)
-
-
-def transformers_class(kind: type) -> type:
-    """The first base of a class that is not of this package."""
-    bases = (stock_class(base) for base in kind.__mro__ if issubclass(base, nn.Module))
-    return next(base for base in bases if base.__module__.partition(".")[0] != OURS)
+    return functions is ALL_ATTENTION_FUNCTIONS and all(is_known_code(each) for each in found)

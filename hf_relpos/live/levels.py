@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -12,15 +12,14 @@ from ..host.live import collects_outputs
 from ..models.modeling_relpos_bert import RelPosBertModel
 from ..models.sequence import Rows
 from . import contract
-from .by_length import TOKENS_OF_A_CALL
 from .check import Check, apply_to, batch_dependence
-from .encoder import FEWEST, SETUP, Setup, is_padding
+from .encoder import SETUP, Setup, is_padding
 from .end_to_end import sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
-from .foreign import foreign_part, is_watched, modules_in, stock_class, transformers_class
+from .foreign import foreign_part, is_watched, modules_in
 from .own import OWN, OwnParts, give_speech, own_parts
 from .probe import SIDES, padding_tokens
-from .shadow import shadow
+from .substitute import stock_class, transformers_class
 
 
 PADDINGS = ("zeros", "mask", "stock")
@@ -68,20 +67,6 @@ class Skipped:
     reason: str
 
 
-@dataclass
-class Taken:
-    """What was done with the encoders of one module.
-
-    Attributes:
-        encoders, skipped: those that are faster now, and those that are as they were.
-        inside: the layers of all of them.
-    """
-
-    encoders: list[Encoder]
-    skipped: list[Skipped]
-    inside: set[nn.Module]
-
-
 def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     """Whether an encoder of this package's own models may take padding out of the call that is running."""
     ids = rows.tokens if rows.tokens.dim() == 2 else None
@@ -95,64 +80,83 @@ def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     )
 
 
-def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> Taken:
+class Candidate(NamedTuple):
+    """An encoder that can be made faster.
+
+    Attributes:
+        name: in its root.
+        place: in the object that was given.
+        kind: name of its class.
+        encoder, setup, own: the module, how its calls are to be computed, and its parts for that.
+    """
+
+    name: str
+    place: str
+    kind: str
+    encoder: Any
+    setup: Setup
+    own: OwnParts | None
+
+
+def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> list[Encoder | Skipped]:
     """Let the encoders in a module compute batches without their padding.
 
     Args:
         padding: one of `PADDINGS`.
         changed: a list that gets the modules that change.
+
+    Returns:
+        What became of each of them.
     """
-    root, taken = found.module, Taken([], [], set())
-    candidates: list[tuple[str, str, Any, Setup | None, OwnParts | None]] = []
+    root, root_kind = found.module, stock_class(type(found.module)).__name__
+    reports: list[Encoder | Skipped] = []
+    candidates: list[Candidate] = []
     if speech := give_speech(root):
         changed += speech
         effect = "relative attention of sound is faster, in memory linear in the length"
-        taken.encoders.append(Encoder(found.path, stock_class(type(root)).__name__, len(speech), "", 0.0, effect))
+        reports.append(Encoder(found.path, root_kind, len(speech), "", 0.0, effect))
     for name, encoder in encoders_in(root):
-        taken.inside |= {
-            each for part in modules_in(encoder) if isinstance(part, nn.ModuleList) for each in part.modules()
-        }
-        place = ".".join(filter(None, (found.path, name)))
-        setup, own, reason = _setup_of(encoder, found, padding)
-        if setup is None and own is None:
-            taken.skipped.append(Skipped(place, stock_class(type(encoder)).__name__, reason))
+        place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
+        setup, own = _setup_of(encoder, found, padding)
+        if isinstance(setup, str):
+            reports.append(Skipped(place, kind, setup))
         else:
-            candidates.append((name, place, encoder, setup, own))
-    if not (candidates or taken.skipped or speech):
+            candidates.append(Candidate(name, place, kind, encoder, setup, own))
+    if not (candidates or reports):
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
         if any(type(part).__module__ == f"{__package__}.speech" for part in root.modules()):
             reason = "it is accelerated already"
-        taken.skipped.append(Skipped(found.path, stock_class(type(root)).__name__, reason))
-    unpadded = [(name, setup, own) for name, _, _, setup, own in candidates if setup is not None]
-    is_bare = not unpadded or any(encoder is root for _, _, encoder, *_ in candidates)
+        reports.append(Skipped(found.path, root_kind, reason))
+    unpadded = [(each.name, each.setup, each.own) for each in candidates if each.setup.sides]
+    is_bare = not unpadded or any(each.encoder is root for each in candidates)
     sides, reader = (SIDES, "") if is_bare else sides_that_heads_allow(root, unpadded)
-    for _, place, encoder, setup, own in candidates:
-        kind = stock_class(type(encoder)).__name__
-        if setup is not None:
-            allowed = tuple(side for side in setup.sides if side in sides)
-            setup = replace(setup, sides=allowed) if allowed else None
-        if setup is None and own is None:
-            taken.skipped.append(Skipped(place, kind, f"padding stays: {reader}"))
+    for each in candidates:
+        allowed = tuple(side for side in each.setup.sides if side in sides)
+        if allowed or each.setup.padded != "never":
+            reports.append(_changed(each._replace(setup=replace(each.setup, sides=allowed)), reader, changed))
         else:
-            taken.encoders.append(_changed(place, kind, encoder, setup, own, reader, changed))
-    return taken
+            reports.append(Skipped(each.place, each.kind, f"padding stays: {reader}"))
+    return reports
 
 
-def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | None, OwnParts | None, str]:
-    """The setup that agrees with Transformers, and parts of our own; if there is neither, why."""
+def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | str, OwnParts | None]:
+    """The setup that agrees with Transformers, and parts of our own; if there is none, why."""
     if reason := _refusal(encoder, padding):
-        return None, None, reason
+        return reason, None
     own, refused = own_parts(encoder)
     if padding == "stock":
-        return None, own, refused or "padding is left to Transformers"
+        if own is None or own.padded == "never":
+            return refused or "padding is left to Transformers", None
+        return Setup("own", own.padded, sides=()), own
     pads, trusts_mask = padding_tokens(tokenizer_of(found.owner, found.module), encoder), padding == "mask"
     if isinstance(encoder, RelPosBertModel):
-        return Setup("own", ("right",), pads, trusts_mask), None, ""
-    setup = Check(encoder, shadow(encoder), pads, own, trusts_mask).setup()
+        return Setup("own", sides=("right",), pads=pads, trusts_mask=trusts_mask), None
+    setup = Check(encoder, pads, own, trusts_mask).setup()
     if isinstance(setup, str):
-        return None, None, "; ".join(filter(None, (setup, refused)))
-    setup = replace(setup, fewest=FEWEST, call_cost=TOKENS_OF_A_CALL, is_trial=False)
-    return setup, own if setup.level == "own" else None, ""
+        return "; ".join(filter(None, (setup, refused))), None
+    own = own if setup.level == "own" else None
+    padded = "never" if own is None else own.padded
+    return replace(setup, padded=padded, is_trial=False), own
 
 
 def _refusal(encoder: Any, padding: str) -> str | None:
@@ -169,43 +173,39 @@ def _refusal(encoder: Any, padding: str) -> str | None:
     return None if padding == "stock" else batch_dependence(encoder)
 
 
-def _changed(
-    place: str,
-    kind: str,
-    encoder: Any,
-    setup: Setup | None,
-    own: OwnParts | None,
-    reader: str,
-    changed: list[nn.Module],
-) -> Encoder:
-    """Change an encoder, and say how."""
-    if isinstance(encoder, RelPosBertModel) and setup is not None:
+def _changed(candidate: Candidate, reader: str, changed: list[nn.Module]) -> Encoder:
+    """Change an encoder, and say how.
+
+    Args:
+        reader: who reads padding, in words.
+    """
+    _, place, kind, encoder, setup, own = candidate
+    if isinstance(encoder, RelPosBertModel):
         encoder.can_unpad = partial(may_unpad, setup)
         changed.append(encoder)
         return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, "padding is taken out")
-    effects = [] if own is None else [own.effect]
-    layers = 0 if own is None else own.layers(encoder)
-    if setup is None:
-        changed += own.give(encoder) if own is not None else []
-        if reader:
-            effects.append(f"padding stays: {reader}")
-        return Encoder(place, kind, layers, "", 0.0, "; ".join(filter(None, effects)))
+    layers = 0 if own is None else len(own.attention_in(encoder))
+    effects = [own.effect] if own is not None and own.effect else []
     changed += apply_to(encoder, setup, own)
+    if not setup.sides:
+        effects += [f"padding stays: {reader}"] if reader else []
+        return Encoder(place, kind, layers, "", 0.0, "; ".join(effects))
     where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
-    taken_out = f"padding{where} is taken out, its hidden states are zeros"
-    taken_out += f" (level {setup.level}, difference {setup.difference:.0e})"
+    effects.append(
+        f"padding{where} is taken out, its hidden states are zeros "
+        f"(level {setup.level}, difference {setup.difference:.0e})"
+    )
     if setup.returns_cache:
         argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
-        taken_out += f"; calls that return keys and values are left to Transformers: ask with {argument}=False"
+        effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
     if setup.trained is not None:
-        taken_out += f"; not of batches of {setup.trained} tokens and more, whose length changes what it computes"
+        effects.append(f"not of batches of {setup.trained} tokens and more, whose length changes what it computes")
     if not setup.trains:
-        taken_out += "; not in training, where rows depend on each other"
-    if reader:
-        taken_out += f"; {reader}"
+        effects.append("not in training, where rows depend on each other")
+    effects += [reader] if reader else []
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
-        taken_out += f"; not while {type(watched).__name__} has hooks"
-    return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(filter(None, (*effects, taken_out))))
+        effects.append(f"not while {type(watched).__name__} has hooks")
+    return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(effects))
 
 
 def restore_attention(model: nn.Module) -> None:

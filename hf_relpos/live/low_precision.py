@@ -21,6 +21,7 @@ from ..host.torch import (
     pack_weight,
 )
 from .comparison import Agreement, Comparison
+from .shadow import shadow
 
 
 LARGEST = 127  # of an int8, on both sides of zero
@@ -134,28 +135,22 @@ class Int8Rates(NamedTuple):
 
     Attributes:
         float32: of the faster library.
-        matrices: in int8 by `torch._int_mm`.
-        packed: in int8 by oneDNN's packed weights; 0 if PyTorch does not have them, or if they differ from the other.
+        int8: of the faster kind of product.
+        is_packed: whether that is oneDNN's, of packed weights, and not `torch._int_mm`.
     """
 
     float32: float
-    matrices: float
-    packed: float
+    int8: float
+    is_packed: bool
 
     def __str__(self) -> str:
         faster = "faster" if self.is_faster else "slower"
-        int8 = max(self.matrices, self.packed)
-        return f"{faster} than float32 on this machine ({int8:.0f} against {self.float32:.0f} GFLOP/s)"
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether packed weights are used."""
-        return self.packed > self.matrices
+        return f"{faster} than float32 on this machine ({self.int8:.0f} against {self.float32:.0f} GFLOP/s)"
 
     @property
     def is_faster(self) -> bool:
         """Whether int8 is faster than float32."""
-        return max(self.matrices, self.packed) > self.float32
+        return self.int8 > self.float32
 
 
 @functools.cache
@@ -174,7 +169,8 @@ def int8_rates() -> Int8Rates:
                 del runs["packed"]
     taken = seconds_of(runs)
     rates = {name: 2 * rows.numel() * len(weight) / each / 1e9 for name, each in taken.items()}
-    return Int8Rates(rates["float32"], rates["matrices"], rates.get("packed", 0.0))
+    of_packed = rates.get("packed", 0.0)  # 0 where PyTorch has them not, or they differ from the other
+    return Int8Rates(rates["float32"], max(rates["matrices"], of_packed), of_packed > rates["matrices"])
 
 
 class Candidate(NamedTuple):
@@ -197,7 +193,7 @@ class Candidate(NamedTuple):
 
 def candidate(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) -> Candidate:
     """Measure a precision of linear layers on a copy of the model; in int8 of those whose products do no harm."""
-    model = comparison.copy()
+    model = shadow(comparison.model)
     copies = dict(zip(comparison.model.modules(), model.modules(), strict=True))
     names = {module: name for name, module in comparison.model.named_modules()}
     ranked, fewest = list(layers), 0 if precision in KINDS else len(layers)

@@ -13,7 +13,7 @@ from ..attention.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
 from .comparison import Agreement, Comparison, Sample
-from .find import Found, modules_of
+from .find import layers_in, modules_of
 from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
 from .low_precision import KINDS, choose, int8_rates
 from .splade import take_maxima_first
@@ -143,7 +143,19 @@ def optimize(
         raise ValueError(f"padding = {padding!r} is not one of {', '.join(map(repr, PADDINGS))}")
     roots = [each.module for each in found]
     with _unchanged_on_error(roots):
-        return _optimize(model, found, roots, precision, padding if unpad else "stock", sample)
+        limit_caches()
+        library = linear_library()  # before anything is changed, since the environment may be wrong
+        wanted = sample is not None or precision in ("int8", "auto")
+        comparison = Comparison(model, roots[0], sample) if wanted else None
+        changed: list[nn.Module] = []
+        reports: list[Encoder | Skipped] = []
+        for each in found:
+            reports += take_padding_out(each, padding if unpad else "stock", changed)
+        encoders = tuple(each for each in reports if isinstance(each, Encoder))
+        left = tuple(each for each in reports if isinstance(each, Skipped))
+        handle = Optimized(encoders, left, None, "", _modules=changed)
+        _change_products(roots, precision, library, comparison, handle, changed)
+        return handle
 
 
 @contextmanager
@@ -166,43 +178,23 @@ def _unchanged_on_error(roots: list[nn.Module]) -> Iterator[None]:
         raise
 
 
-def _optimize(
-    model: Any, found: list[Found], roots: list[nn.Module], precision: str | None, padding: str, sample: Sample
-) -> Optimized:
-    """Do what `optimize` says."""
-    limit_caches()
-    library = linear_library()  # before anything is changed, since the environment may be wrong
-    wanted = sample is not None or precision in ("int8", "auto")
-    comparison = Comparison(model, roots[0], sample) if wanted else None
-    changed: list[nn.Module] = []
-    handle = Optimized((), (), None, "", _modules=changed)
-    inside: set[nn.Module] = set()
-    for each in found:
-        taken = take_padding_out(each, padding, changed)
-        handle.encoders += tuple(taken.encoders)
-        handle.left += tuple(taken.skipped)
-        inside |= taken.inside
-    _change_products(roots, precision, library, comparison, inside, handle)
-    return handle
-
-
 def _change_products(
     roots: list[nn.Module],
     precision: str | None,
     library: Library,
     comparison: Comparison | None,
-    inside: set[nn.Module],
     handle: Optimized,
+    changed: list[nn.Module],
 ) -> None:
-    """Give linear layers other products, and note it in the handle.
+    """Give linear layers other products, those of encoders in a lower precision, and note it in the handle.
 
     Args:
-        inside: the layers of encoders, which may compute in a lower precision.
+        changed: a list that gets the modules that change.
     """
-    changed: list[nn.Module] = handle._modules if handle._modules is not None else []
     modules = [module for root in roots for module in root.modules()]
     layers = [] if precision is None else _linear_layers(modules)
-    rounded = [layer for layer in layers if precision != "float32" and layer in inside]
+    inside = set() if precision == "float32" else set().union(*map(layers_in, roots))
+    rounded = [layer for layer in layers if layer in inside]
     handle.products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
     handle.products += f" ({rates_of(library)})"
     if already := sum(isinstance(module, CachingLinear) for module in modules):

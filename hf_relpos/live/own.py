@@ -1,33 +1,33 @@
 """Encoders whose attention this package computes itself, and the parts of theirs that are replaced for it."""
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from ..host.declarations import LIVE
 from .foreign import is_known_class, is_stock, modules_in
+from .substitute import transformers_class
 
 
+Padded = Literal["always", "long", "never"]
 LONG_INPUTS = "attention is faster from 1,024 tokens, as fast below, in memory linear in the length"
 
 
-def _talking_heads(encoder: nn.Module) -> str | None:
-    has_them = any(getattr(module, "talking_head", False) for module in encoder.modules())
-    return "talking heads mix the scores of all heads" if has_them else None
+def _file(model: str) -> str:
+    return f"transformers.models.{model}.modeling_{model}"
 
 
-def _decoder(encoder: Any) -> str | None:
-    return "a decoder: it attends to the left only" if encoder.config.is_decoder else None
-
-
-def _other_uses(encoder: Any) -> str | None:
-    if encoder.config.attn_type != "bi":
-        return f"attn_type = {encoder.config.attn_type!r}: it attends to the left only"
-    return "bi_data = True: half of a batch runs backwards" if encoder.config.bi_data else None
+@functools.cache
+def substitutes(code: str) -> dict[type, type]:
+    """The classes of a module of this folder, by those of Transformers that they stand for."""
+    module = importlib.import_module(f"{__package__}.{code}")
+    found = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, nn.Module)]
+    return {transformers_class(each): each for each in found if each.__module__ == module.__name__}
 
 
 @dataclass(frozen=True)
@@ -35,101 +35,92 @@ class OwnParts:
     """What is replaced in an encoder of Transformers.
 
     Attributes:
-        title: name in reports.
-        file: the module of Transformers.
-        encoder: its class with the forward that takes tokens.
+        model: folder in `transformers.models`.
+        encoder: class with the forward that takes tokens.
+        attention: class of its self-attention.
         code: the module of this folder with our classes.
-        classes: class of Transformers to ours, which is a subclass of it.
-        attention: the first of these.
         effect: what is faster without unpadding, from scripts/benchmarks/bench_encoder.py.
+        padded: which calls these parts compute with their padding, too: those that are long enough to be faster, all
+            or none.
         refusal: from an encoder to why it is left to Transformers' code; None for no reason.
     """
 
-    title: str
-    file: str
+    model: str
     encoder: str
+    attention: str
     code: str
-    classes: dict[str, str]
     effect: str = LONG_INPUTS
+    padded: Padded = "long"
     refusal: Callable[[nn.Module], str | None] = lambda encoder: None
+
+    @property
+    def attention_class(self) -> type:
+        """The class of Transformers."""
+        found: type = getattr(sys.modules[_file(self.model)], self.attention)
+        return found
 
     def fits(self, encoder: nn.Module) -> bool:
         """Whether an encoder is of this very class, with attention of the class that comes with it."""
-        if type(encoder).__module__ != self.file or type(encoder).__name__ != self.encoder:
+        if type(encoder).__module__ != _file(self.model) or type(encoder).__name__ != self.encoder:
             return False
-        attention = getattr(sys.modules[self.file], next(iter(self.classes)))
-        found = [type(part) for part in modules_in(encoder) if isinstance(part, attention)]
-        names = (self.encoder, *self.classes)
-        released = all(LIVE[name].is_released for name in names if name in LIVE)
-        return bool(found) and all(kind is attention for kind in found) and released and is_stock(encoder)
+        released = self.encoder not in LIVE or LIVE[self.encoder].is_released
+        kinds = {type(part) for part in self.attention_in(encoder)}
+        return released and kinds == {self.attention_class} and is_stock(encoder)
 
     def give(self, encoder: nn.Module) -> list[nn.Module]:
         """Give the parts of an encoder our classes, in place; returns these parts."""
-        file, code = sys.modules[self.file], importlib.import_module(f"{__package__}.{self.code}")
-        ours = {getattr(file, stock): getattr(code, name) for stock, name in self.classes.items()}
+        ours = substitutes(self.code)
         parts = [part for part in modules_in(encoder) if type(part) in ours and is_known_class(type(part))]
         for part in parts:
             part.__class__ = ours[type(part)]
         return parts
 
-    def layers(self, encoder: nn.Module) -> int:
-        """How many attention modules an encoder has."""
-        attention = getattr(sys.modules[self.file], next(iter(self.classes)))
-        return sum(isinstance(part, attention) for part in modules_in(encoder))
+    def attention_in(self, encoder: nn.Module) -> list[nn.Module]:
+        """The attention modules of an encoder."""
+        return [part for part in modules_in(encoder) if isinstance(part, self.attention_class)]
 
 
-def _file(name: str) -> str:
-    return f"transformers.models.{name}.modeling_{name}"
+def _other_deberta(encoder: Any) -> str | None:
+    if any(getattr(part, "talking_head", False) for part in encoder.modules()):
+        return "talking heads mix the scores of all heads"
+    return f"z_steps = {encoder.z_steps}: the last layer runs again for other queries" if encoder.z_steps > 1 else None
 
 
-def _accelerated(*names: str) -> dict[str, str]:
-    return {name: f"Accelerated{name}" for name in names}
+def _decoder(encoder: Any) -> str | None:
+    return "a decoder: it attends to the left only" if encoder.config.is_decoder else None
 
 
+def _other_xlnet(encoder: Any) -> str | None:
+    if encoder.config.attn_type != "bi":
+        return f"attn_type = {encoder.config.attn_type!r}: it attends to the left only"
+    return "bi_data = True: half of a batch runs backwards" if encoder.config.bi_data else None
+
+
+DEBERTA: dict[str, Any] = {
+    "attention": "DisentangledSelfAttention",
+    "code": "deberta",
+    "effect": "attention is faster, in memory linear in the length",
+    "padded": "always",
+    "refusal": _other_deberta,
+}
+XLNET_EFFECT = "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less"
 OWN = (
-    OwnParts(
-        "DeBERTa v2, v3",
-        _file("deberta_v2"),
-        "DebertaV2Model",
-        "deberta",
-        _accelerated("DisentangledSelfAttention", "DebertaV2Encoder"),
-        "attention is faster, in memory linear in the length",
-    ),
-    OwnParts(
-        "DeBERTa v1",
-        _file("deberta"),
-        "DebertaModel",
-        "deberta",
-        {"DisentangledSelfAttention": "AcceleratedDebertaSelfAttention", **_accelerated("DebertaEncoder")},
-        refusal=_talking_heads,
-    ),
-    OwnParts("MPNet", _file("mpnet"), "MPNetModel", "mpnet", _accelerated("MPNetSelfAttention", "MPNetEncoder")),
-    OwnParts(
-        "RoFormer",
-        _file("roformer"),
-        "RoFormerModel",
-        "roformer",
-        _accelerated("RoFormerSelfAttention", "RoFormerEncoder", "RoFormerSinusoidalPositionalEmbedding"),
-        refusal=_decoder,
-    ),
-    OwnParts(
-        "XLNet",
-        _file("xlnet"),
-        "XLNetModel",
-        "xlnet",
-        _accelerated("XLNetRelativeAttention", "XLNetModel"),
-        "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less",
-        _other_uses,
-    ),
-    *(
-        OwnParts(f"{name} encoder", _file(name.lower()), f"{prefix}Stack", "t5", _accelerated(*parts))
-        for name, prefix in (("T5", "T5"), ("mT5", "MT5"))
-        for parts in [(f"{prefix}Attention", f"{prefix}Stack")]
-    ),
-    OwnParts(
-        "UMT5 encoder", _file("umt5"), "UMT5Stack", "umt5", _accelerated("UMT5Attention", "UMT5Stack"), effect=""
-    ),
+    OwnParts("deberta_v2", "DebertaV2Model", **DEBERTA),
+    OwnParts("deberta", "DebertaModel", **DEBERTA),
+    OwnParts("mpnet", "MPNetModel", "MPNetSelfAttention", "mpnet"),
+    OwnParts("roformer", "RoFormerModel", "RoFormerSelfAttention", "roformer", refusal=_decoder),
+    OwnParts("xlnet", "XLNetModel", "XLNetRelativeAttention", "xlnet", XLNET_EFFECT, refusal=_other_xlnet),
+    OwnParts("t5", "T5Stack", "T5Attention", "t5"),
+    OwnParts("mt5", "MT5Stack", "MT5Attention", "t5"),
+    OwnParts("umt5", "UMT5Stack", "UMT5Attention", "t5", effect="", padded="never"),
 )
+
+
+def own_parts(encoder: nn.Module) -> tuple[OwnParts | None, str | None]:
+    """The parts for an encoder, None if there are none; and why they are not taken, if that is to be said."""
+    found = next((each for each in OWN if each.fits(encoder)), None)
+    reason = None if found is None else found.refusal(encoder)
+    return (None, reason) if reason else (found, None)
 
 
 # Self-attention classes of speech encoders that may have `relative_key`, and their modules in Transformers.
@@ -146,13 +137,5 @@ def give_speech(root: nn.Module) -> list[nn.Module]:
         and all(each.device.type == "cpu" for each in part.parameters())
     ]
     for part in found:
-        code = importlib.import_module(f"{__package__}.speech")
-        part.__class__ = getattr(code, f"Accelerated{type(part).__name__}")
+        part.__class__ = substitutes("speech")[type(part)]
     return found
-
-
-def own_parts(encoder: nn.Module) -> tuple[OwnParts | None, str | None]:
-    """The parts for an encoder, None if there are none; and why they are not taken, if that is to be said."""
-    found = next((each for each in OWN if each.fits(encoder)), None)
-    reason = None if found is None else found.refusal(encoder)
-    return (None, f"{found.title}: {reason}") if found is not None and reason else (found, None)

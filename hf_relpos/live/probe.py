@@ -22,7 +22,13 @@ UNNAMED = (0,)
 
 
 class Probe:
-    """Rows of random tokens for an encoder, and which of their positions are padding."""
+    """Rows of random tokens for an encoder.
+
+    Attributes:
+        ids: (B, L).
+        real: (B, L), False for padding.
+        sides: where padding stands; with two of them rows take turns.
+    """
 
     def __init__(
         self,
@@ -36,10 +42,9 @@ class Probe:
         Args:
             lengths: of the rows, the longest first.
             pads: ids of the padding token.
-            sides: where padding stands; with two of them rows take turns.
             trusts_mask: whether any token may stand there, since the mask alone says what is padding.
         """
-        sizes = list(lengths)
+        sizes, self.sides = list(lengths), sides
         generator = torch.Generator().manual_seed(0)
         config = getattr(encoder, "config", None)
         words = vocabulary_of(encoder)
@@ -61,6 +66,11 @@ class Probe:
             if trusts_mask:
                 hidden[:, ::2] = mask_token  # ESM-2 counts those that the mask hides, too
         self.ids = torch.where(self.real, ids, hidden)
+
+    def differences(self, found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
+        """By side the largest difference of outputs as a share of the largest value."""
+        worst, turns = differences(found, expected, self.real), len(self.sides)
+        return {side: float(worst[index::turns].max()) for index, side in enumerate(self.sides)}
 
     def inputs(self, encoder: Any) -> dict[str, Any]:
         """Arguments of the forward of an encoder, or of a model around it."""

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms
+from ..attention.masks import is_visible
+from ..attention.tracing import has_contents
 from ..host.live import SeamlessM4Tv2ConformerSelfAttention, Wav2Vec2BertSelfAttention, collects_outputs
 from ..schemes.scheme import clipped_table
-from .attention import as_boolean, attend_as_stock, prefer_backend, rate_of, split_heads
+from .attention import attend_as_stock, prefer_backend, rate_of, split_heads
 from .foreign import is_stock
 
 
@@ -19,20 +21,46 @@ class _RelativeKey:
         self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As stock. Stock's own code runs for short calls, and when attention weights are requested."""
-        batch, length = hidden_states.shape[:2]
+        rows, length = hidden_states.shape[:2]
         backend = self.config._attn_implementation if hasattr(self, "config") else "eager"  # of earlier releases
-        ours = backend in ("eager", "sdpa") and isinstance(attention_mask, torch.Tensor | None)
-        ours = ours and not (args[1:] or kwargs.get("output_attentions") or collects_outputs())
-        if not ours or not prefer_backend(self, length, length, batch, self.num_heads) or not is_stock(self):
+        ours = backend in ("eager", "sdpa") and not (args[1:] or kwargs.get("output_attentions") or collects_outputs())
+        ours = ours and prefer_backend(rows, self.num_heads, length) and has_contents(hidden_states) and is_stock(self)
+        mask = attention_mask
+        if ours and mask is not None:
+            # booleans that are added to the scores hide nothing
+            ours = mask.dtype == hidden_states.dtype or (mask.dtype == torch.bool and backend == "sdpa")
+            mask = as_boolean(mask)
+            # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
+            ours = ours and (mask is None or mask.dtype == torch.bool or not torch.is_grad_enabled())
+        if not ours:
             return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
         left, right = self.left_max_position_embeddings, self.right_max_position_embeddings
-        rows = self.distance_embedding(torch.arange(left + right + 1, device=hidden_states.device))
+        table = self.distance_embedding(torch.arange(left + right + 1, device=hidden_states.device))
         projections = (self.linear_q, self.linear_k, self.linear_v)
-        query, key, value = (split_heads(each(hidden_states), self.num_heads) for each in projections)
-        terms = Terms(query_table=(clipped_table(rows.to(query.dtype), -left, right, "clip"),))
-        mask = as_boolean(attention_mask, hidden_states if backend == "eager" else None)
-        out, _ = attend_as_stock(self, query, key, value, terms, mask, rate_of(self.dropout))
+        query, key, value = split_heads(self.num_heads, *(each(hidden_states) for each in projections))
+        terms = Terms(query_table=(clipped_table(table.to(query.dtype), -left, right, "clip"),))
+        out = attend_as_stock(self, query, key, value, terms, mask, rate_of(self.dropout))
         return self.linear_out(out), None
+
+
+def as_boolean(mask: torch.Tensor) -> torch.Tensor | None:
+    """Convert an additive mask that only hides keys to a boolean mask, for fast backends; None if it hides nothing.
+
+    A mask with other values stays additive, and so does one that hides all keys from some query: with the lowest
+    number added to all of its scores, it attends to all of them alike. A mask that hides the same keys from every
+    query becomes (B, 1, 1, L).
+
+    Args:
+        mask: additive or boolean, (B, 1, 1 or L, L).
+    """
+    visible = is_visible(mask)
+    hides_only = bool((~visible | (mask == 0)).all()) and bool(visible.any(-1).all())
+    if mask.dtype != torch.bool and not hides_only:
+        return mask
+    if bool(visible.all()):
+        return None
+    first = visible[:, :, :1]
+    return first if bool((visible == first).all()) else visible
 
 
 class AcceleratedWav2Vec2BertSelfAttention(_RelativeKey, Wav2Vec2BertSelfAttention):

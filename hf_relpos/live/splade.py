@@ -4,7 +4,6 @@ SPLADE takes the maximum over tokens of log(1 + relu(logit)) (Formal et al. 2021
 functions are monotone, so that the maximum is taken before them, of a few rows at a time.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 from ..attention.cpu_gemm import FastLinear, has_gradients, linear
 from ..attention.tracing import is_traced, is_transformed
 from ..host.torch import map_tensors, without_values
-from .foreign import stock_class
+from .substitute import stock_class, substitute_class
 
 
 POOLING = ("sentence_transformers.sparse_encoder.modules.splade_pooling", "SpladePooling")
@@ -100,10 +99,7 @@ class VocabularyHead(FastLinear):
         return Logits(input, self)
 
 
-@functools.cache
-def pooling_class(stock: Any) -> type[nn.Module]:
-    """The subclass of a pooling's class that reads maxima; with its name, which files of models hold."""
-
+def _forward_of_maxima(stock: Any) -> Any:
     def forward(self: Any, features: dict[str, Any]) -> dict[str, Any]:
         logits, mask = features["token_embeddings"], features.get("attention_mask")
         if (
@@ -119,19 +115,7 @@ def pooling_class(stock: Any) -> type[nn.Module]:
         features["sentence_embedding"] = stock.forward(self, {**features, **row})["sentence_embedding"]
         return features
 
-    def reduce(self: Any, protocol: Any) -> Any:
-        _, _, *rest = stock.__reduce_ex__(self, protocol)
-        return (_made, (stock,), *rest)
-
-    names = {"__module__": stock.__module__, "__qualname__": stock.__qualname__, "__doc__": stock.__doc__}
-    methods = {"forward": functools.wraps(stock.forward)(forward), "__reduce_ex__": reduce}
-    made: type[nn.Module] = type(stock.__name__, (stock,), {**names, **methods, "hf_relpos_stock": stock})
-    return made
-
-
-def _made(stock: Any) -> Any:
-    kind: Any = pooling_class(stock)
-    return kind.__new__(kind)
+    return forward
 
 
 def take_maxima_first(roots: list[nn.Module], changed: list[nn.Module]) -> bool:
@@ -154,6 +138,6 @@ def take_maxima_first(roots: list[nn.Module], changed: list[nn.Module]) -> bool:
                 head.__class__ = VocabularyHead
                 changed.append(head)
         for pooling in poolings:
-            pooling.__class__ = pooling_class(stock_class(type(pooling)))
+            pooling.__class__ = substitute_class(stock_class(type(pooling)), _forward_of_maxima)
             changed.append(pooling)
     return len(changed) > before

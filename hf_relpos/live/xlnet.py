@@ -1,4 +1,4 @@
-"""Accelerated XLNet as an encoder: one stream, attention in both directions, with or without memory (`mems`)."""
+"""Accelerated XLNet as an encoder: one stream, attention in both directions, without earlier memory (`mems`)."""
 
 import functools
 import inspect
@@ -11,42 +11,60 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import RowGroup, UnpaddedBatch
+from ..attention.unpadding import UnpaddedBatch
 from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
-from .attention import attend_as_stock, offsets_of, prefer_backend, rate_of, split_heads
-from .batch import take_batch
-from .foreign import is_stock
+from .attention import attend_to_batch, offsets_in, rate_of, split_heads
+from .batch import Batch, PaddedBatch, take_batch
 
 
 ARGUMENTS = tuple(inspect.signature(XLNetModel.forward).parameters)[1:]
 
 
 class AcceleratedXLNetModel(XLNetModel):
-    """`XLNetModel` without padding. Its tokenizer pads on the left."""
+    """`XLNetModel` whose layers get a batch in place of the mask, and states (1, T, D) or (B, L, D)."""
 
     @functools.wraps(XLNetModel.forward)  # callers look at its signature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock."""
+        """As stock, but with an output that is no tuple."""
         batch = take_batch()
         if batch is None:
             return super().forward(*args, **kwargs)
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+
+        def wanted(name: str, field: str) -> bool:
+            return bool(getattr(self.config, field) if given.get(name) is None else given[name])
+
+        if isinstance(batch, PaddedBatch):
+            batch = with_own_keys(batch)
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
-        states = self.word_embedding(tokens) if vectors is None else vectors
-        states = self.dropout(states)
+        states = self.dropout(self.word_embedding(tokens) if vectors is None else vectors)
         longest = batch.groups[0].length
         distances = self.relative_positional_encoding(longest, longest, bsz=1, device=states.device)
         distances = self.dropout(distances)
         segments = None
         if given.get("token_type_ids") is not None:
-            kinds = given["token_type_ids"][..., None]
+            kinds = given["token_type_ids"].expand(states.shape[:2])[..., None]
             types = kinds.unique()
             segments = (kinds == types).to(self.dtype) if len(types) > 1 else None  # (1, T, S)
+        seen = [states]
         for layer in self.layer:
             # layers treat (1, T, D) as any (L, B, D)
-            states = layer(states, None, batch, None, distances, segments)[0]
-        return XLNetModelOutput(last_hidden_state=self.dropout(states))
+            seen.append(layer(seen[-1], None, batch, None, distances, segments)[0])
+        memory = None
+        if wanted("use_mems", f"use_mems_{'train' if self.training else 'eval'}"):
+            memory = tuple(self.cache_mem(each.transpose(0, 1), None) for each in seen[:-1])
+        hidden_states = tuple(seen) if wanted("output_hidden_states", "output_hidden_states") else None
+        return XLNetModelOutput(self.dropout(seen[-1]), memory, hidden_states)
+
+
+def with_own_keys(batch: PaddedBatch) -> PaddedBatch:
+    """A batch whose queries each see their own key, also where it is padding."""
+    (group,) = batch.groups
+    if group.visible is None:
+        return batch
+    visible = group.visible | torch.eye(group.length, dtype=torch.bool, device=group.visible.device)
+    return PaddedBatch((replace(group, visible=visible),))
 
 
 # `save_pretrained` of a model by itself writes this name as the architecture.
@@ -60,78 +78,43 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         self,
         h: torch.Tensor,
         g: torch.Tensor | None,
-        attn_mask_h: torch.Tensor | UnpaddedBatch | None,
+        attn_mask_h: torch.Tensor | Batch | None,
         attn_mask_g: torch.Tensor | None,
         r: torch.Tensor,
         seg_mat: torch.Tensor | None,
-        mems: torch.Tensor | None = None,
-        target_mapping: torch.Tensor | None = None,
-        output_attentions: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor | None, ...]:
-        """As stock, whose code runs for short inputs and for the two streams of the pretraining objective (`g`)."""
-        if isinstance(attn_mask_h, UnpaddedBatch):
-            return self.add_to(h, self.attend_unpadded(h, attn_mask_h, r, seg_mat)), None
-        keys = torch.cat([mems, h], dim=0) if mems is not None and mems.dim() > 1 else h
-        (length, batch), key_length = h.shape[:2], keys.shape[0]
-        long = prefer_backend(self, length, key_length, batch, self.n_head)
-        if g is not None or not long or not is_stock(self):
-            return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, target_mapping, output_attentions)
-        query, key, value = (
-            split_heads(projected(vectors, weight).transpose(0, 1), self.n_head)
-            for vectors, weight in ((h, self.q), (keys, self.k), (keys, self.v))
-        )
-        context = AttentionContext(length, key_length, key_length - length, device=h.device, dtype=query.dtype)
-        visible = None
-        if attn_mask_h is not None:
-            visible = (attn_mask_h == 0).permute(2, 3, 0, 1)  # (B, 1, L, K)
-            visible = None if visible.device.type == "cpu" and bool(visible.all()) else visible
-        terms = self.terms(context, r)
-        if seg_mat is not None:
-            # the difference for other segments: a term that is equal for all keys of a query cancels in the softmax
-            by_query = self.scale * self.segment_steps(query)  # (B, H, L, 1)
-            differ = seg_mat[..., 1].permute(2, 0, 1)[:, None]  # (B, 1, L, K)
-            terms = replace(terms, dense=(by_query * differ.to(by_query.dtype),))
-        dropout = rate_of(self.dropout)
-        out, weights = attend_as_stock(self, query, key, value, terms, visible, dropout, output_attentions, context)
-        result = (self.add_to(h, out.transpose(0, 1)), None)
-        return result if weights is None else (*result, weights.permute(2, 3, 0, 1))
-
-    def add_to(self, h: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """As stock's `post_attention`, of (L, B, H, d) or (L, B, H·d)."""
-        return self.layer_norm(self.dropout(linear(attended.flatten(2), self.o.flatten(1))) + h)
-
-    def attend_unpadded(
-        self, h: torch.Tensor, batch: UnpaddedBatch, r: torch.Tensor, segments: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Attention of a batch without padding, (1, T, H·d).
+        """As stock, whose code runs unless there is a batch in place of the first mask; then h is (1, T or B, L, D).
 
         The segment term is a part of the content product: for every type of token there is a feature, 1 in keys of
         this type, and in such queries what the score of keys of the same segment lacks.
 
         Args:
-            h: (1, T, D).
             r: (2·L, 1, D), of the longest row.
-            segments: (1, T, S), one-hot; None if all tokens have the same type.
+            seg_mat: (1, T or B, L, S), one-hot; None if all tokens have the same type.
         """
+        if not isinstance(attn_mask_h, UnpaddedBatch | PaddedBatch):
+            return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)
         query, key, value = (
             projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
         )
-        terms = self.terms(offsets_of(h, batch.groups[0].length), r)
-        if segments is not None:
-            kinds = segments[:, :, None]  # (1, T, 1, S)
+        terms = self.terms(offsets_in(attn_mask_h, h), r)
+        if seg_mat is not None:
+            kinds = seg_mat[:, :, None]  # (1, T, 1, S)
             steps = self.segment_steps(query.transpose(1, 2)).transpose(1, 2)
             query = torch.cat([query, -steps * kinds], dim=-1)
             key = torch.cat([key, kinds.expand(-1, -1, self.n_head, -1)], dim=-1)
-            missing = (0, segments.shape[-1])
+            missing = (0, seg_mat.shape[-1])
             (table,) = terms.query_table
             table = replace(table, rows=nn.functional.pad(table.rows, missing))
             terms = replace(terms, query_table=(table,), content_bias=nn.functional.pad(self.r_w_bias, missing))
-
-        def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
-            query, key, value = (split_heads(each, self.n_head) for each in rows)
-            return attend_as_stock(self, query, key, value, terms, group.visible, rate_of(self.dropout))[0]
-
-        return batch.by_group(attend, *(each.flatten(2) for each in (query, key, value)))
+        vectors, heads_of = (
+            [each.flatten(2) for each in (query, key, value)],
+            functools.partial(split_heads, self.n_head),
+        )
+        out = attend_to_batch(self, attn_mask_h, vectors, heads_of, terms, rate_of(self.dropout))
+        return self.layer_norm(self.dropout(linear(out, self.o.flatten(1))) + h), None
 
     def segment_steps(self, query: torch.Tensor) -> torch.Tensor:
         """The term of a key of another segment, less that of the same segment, before the scale, (B, H, L, 1).
@@ -146,8 +129,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         """A, u and c.
 
         Args:
-            r: (K + L, B or 1, D), for distances K, K − 1, …, 1 − L. The rows of a batch differ in dropout only; the
-                first row is used.
+            r: (2·L, 1, D), for distances L, L − 1, …, 1 − L.
         """
         rows = projected(r[1:, 0].to(self.r.dtype), self.r).unflatten(-1, (self.n_head, -1)).transpose(0, 1)
         scalars = torch.einsum("hd,hnd->hn", self.r_r_bias, rows)
