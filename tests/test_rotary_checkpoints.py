@@ -16,8 +16,8 @@ import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel, convert, export_checkpoint, patch_transformers
 from hf_relpos.conversion import ConversionError
 from hf_relpos.conversion.inspect_checkpoint import inspect_checkpoint
-from hf_relpos.families.fused import rope_options
 from hf_relpos.families.loading import state_dict
+from hf_relpos.families.rotary import rope_options
 
 
 SIZES = {

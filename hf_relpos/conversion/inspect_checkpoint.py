@@ -22,7 +22,7 @@ from ..families.errors import ConversionError, UnsupportedError, abbreviate
 from ..families.family import first_class
 from ..families.loaded import planned_load
 from ..families.paths import local_folder
-from ..families.recognition import CheckpointSpec, check_tables, recognise
+from ..families.recognition import CheckpointSpec, recognise
 from ..families.registry import FAMILIES, OWN, resemblance
 from ..models.checkpoint_files import INDEX, WEIGHTS, check_weights, read_json, weight_files
 from ..models.loading import WITHOUT_POSITIONS
@@ -89,7 +89,6 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
     spec, refused = None, ""
     try:
         spec = recognise(folder, config, names)
-        check_tables(spec, folder, names)
         refused = _without_positions(spec, names, str(source))
     except UnsupportedError as error:
         if not _has_class(folder, config) and "auto_map" not in config:

@@ -24,7 +24,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..host.loader import allocations, loaded_configurations
-from .family import module_of
 
 
 # A difference of so many units in the last place is rounding, as is this share of a buffer's largest value.
@@ -136,6 +135,21 @@ def find_differences(model: Any) -> dict[str, Difference]:
         TypeError, ValueError: as `unfilled_buffers`.
     """
     return {f"{prefix}{name}": found for prefix, inner in models_in(model) for name, found in _differences_in(inner)}
+
+
+def module_of(model: Any, caller: str) -> nn.Module:
+    """A module, or that of a pipeline.
+
+    Args:
+        caller: the function that it was given to, for the error.
+    """
+    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(root, nn.Module):
+        raise TypeError(
+            f"{caller} takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
+            f"{type(model).__name__}"
+        )
+    return root
 
 
 def models_in(model: Any) -> Iterator[tuple[str, PreTrainedModel]]:
