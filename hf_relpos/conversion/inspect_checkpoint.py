@@ -205,7 +205,7 @@ def _encodes(model: PreTrainedModel) -> bool:
 
 def _load(spec: CheckpointSpec, name: str) -> str:
     """The expression that reads a relative checkpoint of another architecture as it is; empty if none does."""
-    bert = spec.family is FAMILIES["bert"] and spec.legacy_attention is not None
+    bert = spec.family is FAMILIES["bert"] and spec.legacy_terms is not None
     if spec.family is OWN or not (spec.family.read_directly or bert):
         return ""
     stock = spec.family.heads(spec.config).get(first_class(spec.config), "BertModel")

@@ -15,7 +15,7 @@ from .joints import Joint, exchanged_halves, projections
 
 # Activations of the feed-forward by its type; the heads use `hidden_act`. "original" is a feed-forward without a gate.
 ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
-LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining")
+BERT_DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12}
 GATED = {"mlp.gated_layers": "intermediate.dense", "mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}
 # Of the variant for code, which its repository or the field that its tensors set tells.
 FOR_CODE = {
@@ -26,22 +26,21 @@ FOR_CODE = {
 CODE_GATE, CODE_REPOSITORY, CODE_VARIANT = ".mlp.up_gated_layer.", "qk-post-norm", "_code_variant"
 
 
-def _language_head(config: Mapping[str, Any]) -> str:
-    """The class of a language modelling head; empty for other heads."""
-    name = first_class(config)
-    return name if name.endswith(LANGUAGE_HEADS) else ""
+def _head_refusal(config: Mapping[str, Any], part: str, **values: Any) -> str:
+    """Why a language modelling head cannot be converted; empty for other heads, and if it can.
 
-
-def _other_activation(config: Mapping[str, Any], activation: str) -> str:
-    """Why a language modelling head cannot be converted because of its activation; empty if it can."""
-    head, own = _language_head(config), config.get("hidden_act", "gelu")
-    if not head or own == activation:
-        return ""
-    return (
-        f"hidden_act = {own!r} is the activation of the head of {head} alone, and its feed-forward has "
-        f"{activation!r}, where there is one field here for both; set architectures to the encoder's class in "
-        "config.json to convert the encoder without its head"
-    )
+    Args:
+        part: the part of the model whose values of some fields differ from the configuration's.
+        values: these values.
+    """
+    head = first_class(config)
+    for name, value in values.items() if head.endswith(("ForMaskedLM", "ForPreTraining")) else ():
+        if (own := config.get(name, BERT_DEFAULTS[name])) != value:
+            return (
+                f"{name} = {own!r}: {part} of {head} has {value!r} all the same, where there is one field here for "
+                "both; set architectures to the encoder's class in config.json to convert the encoder without its head"
+            )
+    return ""
 
 
 def _jina_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -51,16 +50,6 @@ def _jina_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, A
     if is_gated and config.get("feed_forward_type", "original") == "original":
         found["feed_forward_type"] = "geglu"
     return found
-
-
-def _jina_unsupported_reason(config: Mapping[str, Any]) -> str:
-    kind = config.get("feed_forward_type", "original")
-    if kind == "original":
-        return ""
-    if kind not in ACTIVATIONS:
-        known = ", ".join(map(repr, ("original", *ACTIVATIONS)))
-        return f"feed_forward_type = {kind!r} is unknown; known: {known}"
-    return _other_activation(config, ACTIVATIONS[kind])
 
 
 def _jina_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,14 +74,14 @@ def _jina_layers(config: Mapping[str, Any]) -> dict[str, str]:
     return GATED if config.get("feed_forward_type", "original") in ACTIVATIONS else {}
 
 
+def _jina_unsupported_reason(config: Mapping[str, Any]) -> str:
+    kind = config.get("feed_forward_type", "original")
+    return _head_refusal(config, "the feed-forward", hidden_act=ACTIVATIONS[kind]) if kind in ACTIVATIONS else ""
+
+
 def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
-    eps, head = config.get("layer_norm_eps", 1e-12), _language_head(config)
-    if head and eps != 1e-12:
-        return (
-            f"layer_norm_eps = {eps!r}: the head of {head} has 1e-12 all the same, where there is one field here for "
-            "both; set architectures to ['BertModel'] in config.json to convert the encoder alone"
-        )
-    return _other_activation(config, "gelu")
+    head = _head_refusal(config, "the head", layer_norm_eps=BERT_DEFAULTS["layer_norm_eps"])
+    return head or _head_refusal(config, "the feed-forward", hidden_act="gelu")
 
 
 # MosaicBERT first, whose tensors have all that shows JinaBERT.
@@ -136,7 +125,10 @@ FAMILIES: dict[str, Family] = {
             "embedding_model",
             "embedding_size",
         ),
-        only={"alibi_scaling": (1, "its slopes are not ALiBi's")},
+        only={
+            "feed_forward_type": (["original", *ACTIVATIONS], "it is unknown"),
+            "alibi_scaling": ([1], "its slopes are not ALiBi's"),
+        },
         positions=lambda config: Positions(absolute=False, scheme="alibi"),
         position_types=("alibi",),
         computes_positions=True,

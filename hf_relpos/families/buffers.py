@@ -171,6 +171,15 @@ def is_stock(kind: type) -> bool:
     return all(module.partition(".")[0] in ("transformers", "hf_relpos") for module in code)
 
 
+def initialised_by_stock(model: PreTrainedModel) -> dict[str, bool]:
+    """Whether the innermost model around a module is of a class for which `is_stock` holds, by name of the module."""
+    found: dict[str, bool] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        is_model = isinstance(module, PreTrainedModel)
+        found[path] = is_stock(type(module)) if is_model else found.get(path.rpartition(".")[0], False)
+    return found
+
+
 def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
     candidates = list(_candidates(model))
     if not candidates:
@@ -204,11 +213,9 @@ def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
 
 def _candidates(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str, str]]:
     """Module, attribute and name of the tensors that Transformers may have left uninitialised."""
-    owners: dict[str, bool] = {}
+    stocks = initialised_by_stock(model)
     for path, module in model.named_modules():
-        above = path.rpartition(".")[0]
-        owners[path] = is_stock(type(module)) if isinstance(module, PreTrainedModel) else owners.get(above, False)
-        if owners[path]:
+        if stocks[path]:
             continue
         noted = allocations.get(module, {})
         for attribute, value in (*module._buffers.items(), *vars(module).items()):

@@ -11,39 +11,18 @@ from typing import Any
 from .joints import Joint, Tensors
 
 
-@dataclass(frozen=True)
-class LegacyAttention:
-    """The relative self-attention of a class in Transformers ≤ 4.57, which v5 does not have.
-
-    Attributes:
-        terms: letters of the formula: A is added to the keys, B to the queries, V to the values. All have the same
-            vectors.
-        stored: whether the vectors are a table in the weights, one for each distance; otherwise they are sinusoids,
-            clipped at the option `max_relative_position`.
-    """
-
-    terms: str
-    stored: bool = True
-
-
-# Legacy attention by scheme; the first two schemes were values of `position_embedding_type` of stock BERT.
-LEGACY_ATTENTION = {
-    "relative_key": LegacyAttention("A"),
-    "relative_key_query": LegacyAttention("AB"),
-    "nezha": LegacyAttention("AV", stored=False),
-}
+# Terms of the relative self-attention in Transformers ≤ 4.57, which v5 does not have, by scheme: the vectors of the
+# distances are added to the keys (A), the queries (B) and the values (V). The first two schemes were values of
+# `position_embedding_type` of stock BERT; NEZHA computes the vectors, which are sinusoids.
+LEGACY_TERMS = {"relative_key": "A", "relative_key_query": "AB", "nezha": "AV"}
 LEGACY_TYPES = ("relative_key", "relative_key_query")
+# Heads that most families have, and all of BERT's but the language model's.
+MOST = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+ALL = (*MOST, "ForPreTraining", "ForNextSentencePrediction", "ForMultipleChoice")
+# BERT's class by the end of the name of a class with the same outputs.
 COUNTERPARTS = {
-    "Model": "BertModel",
-    "ForPreTraining": "BertForPreTraining",
-    "ForMaskedLM": "BertForMaskedLM",
+    **{suffix: f"Bert{suffix}" for suffix in (*ALL, "LMHeadModel")},
     "ForCausalLM": "BertLMHeadModel",
-    "LMHeadModel": "BertLMHeadModel",
-    "ForNextSentencePrediction": "BertForNextSentencePrediction",
-    "ForSequenceClassification": "BertForSequenceClassification",
-    "ForMultipleChoice": "BertForMultipleChoice",
-    "ForTokenClassification": "BertForTokenClassification",
-    "ForQuestionAnswering": "BertForQuestionAnswering",
     "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
 # Fields that families without a decoder ignore.
@@ -106,9 +85,10 @@ class Family:
             None if there is none, so that no outputs can be compared.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
             `registry.defaults_of`).
-        dropped_fields: fields of its configuration that BERT does not have, besides those of `stock` and `only`.
+        dropped_fields: fields of its configuration that are not for BERT, besides those of `stock` and `only` that
+            BERT does not have.
         renamed_fields: BERT's field by field of its configuration.
-        only: fields that have a counterpart here with one value alone, if they are there: this value, and what
+        only: fields that have a counterpart here with some values alone, if they are there: these values, and what
             another one means.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
         legacy_types: values of `position_embedding_type` in Transformers ≤ 4.57, other than `absolute`.
@@ -117,6 +97,7 @@ class Family:
         computes_positions: whether no tensors in its files may hold positions.
         token_types: whether it has token type embeddings, if its configuration has a `type_vocab_size`; otherwise
             those of the result are zero.
+        pools: whether its encoders have a pooler in their files.
         padding: function from a configuration to the id of the padding token, which is also `padding_idx` of the
             position embeddings; position 0 is the row after it. None if position 0 is row 0.
         layers: function from a configuration to the prefix (`encoder.…`) of each layer's tensors, in order; layers
@@ -153,13 +134,14 @@ class Family:
     defaults: dict[str, Any] = field(default_factory=dict)
     dropped_fields: tuple[str, ...] = ()
     renamed_fields: dict[str, str] = field(default_factory=dict)
-    only: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    only: dict[str, tuple[list[Any], str]] = field(default_factory=dict)
     always_gelu: bool = False
     legacy_types: tuple[str, ...] = ()
     positions: Callable[[Mapping[str, Any]], Positions] = lambda config: Positions()
     position_types: tuple[str, ...] = ()
     computes_positions: bool = False
     token_types: bool = True
+    pools: bool = True
     padding: Callable[[Mapping[str, Any]], int] | None = None
     layers: Callable[[Mapping[str, Any]], list[str]] | None = None
     tokenizer: str | None = None
@@ -199,9 +181,10 @@ class Family:
 
     def refusal(self, config: Mapping[str, Any]) -> str:
         """Why a checkpoint cannot be converted, by its configuration; empty if it can."""
-        for name, (value, reason) in self.only.items():
-            if config.get(name) not in (None, value):
-                return f"{name} = {config[name]!r}: {reason}; only {value!r} has a counterpart here"
+        for name, (values, reason) in self.only.items():
+            if config.get(name) not in (None, *values):
+                known = " or ".join(map(repr, values))
+                return f"{name} = {config[name]!r}: {reason}; only {known} has a counterpart here"
         return self.unsupported_reason(config)
 
 
@@ -209,11 +192,3 @@ def first_class(config: Mapping[str, Any]) -> str:
     """The first class that config.json names; empty for none."""
     listed = config.get("architectures") or [""]
     return str(listed if isinstance(listed, str) else listed[0])
-
-
-ALL = tuple(
-    suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
-)
-
-# Heads with the same outputs that most families have.
-MOST = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")

@@ -7,7 +7,7 @@ tensors. Post-LN, a GLU whose second half is activated, and rotations of half a 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .family import MOST, Family, Layout, Positions, first_class
+from .family import MOST, Family, Layout, Positions
 from .joints import Joint, exchanged_halves, projections
 from .rotary import ROPE_FIELDS, SCALINGS, other_scaling, rope_options
 
@@ -21,16 +21,9 @@ def _joints(config: Mapping[str, Any]) -> Iterable[Joint]:
 
 
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    if config.get("position_embedding_type") == "absolute":
-        return "position_embedding_type = 'absolute': only 'rope' has a counterpart here; its own code reads the other"
     if (scaling := config.get("rope_scaling") or {}).get("mixed_b") is not None:
         return f"rope_scaling = {scaling!r}: scalings without mixed_b are read here"
     return other_scaling(config, (*SCALINGS, "ntk"))
-
-
-def _written(config: Mapping[str, Any]) -> dict[str, str]:
-    is_encoder = first_class(config).endswith("Model")  # it has no pooler
-    return {"cls.predictions.bias": "", **({"pooler": ""} if is_encoder else {})}
 
 
 def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, published: dict[str, Any]) -> Family:
@@ -63,14 +56,16 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
             "use_memory_efficient_attention",
         ),
         only={
-            "layer_norm_type": ("layer_norm", OWN_CODE),
-            "logn_attention_scale": (False, OWN_CODE),
-            "logn_attention_clip1": (False, OWN_CODE),
+            "position_embedding_type": (["rope"], OWN_CODE),
+            "layer_norm_type": (["layer_norm"], OWN_CODE),
+            "logn_attention_scale": ([False], OWN_CODE),
+            "logn_attention_clip1": ([False], OWN_CODE),
         },
         positions=lambda config: Positions(absolute=False, scheme="rope", options=rope_options(config, base)),
         position_types=("rope",),
         fields=lambda config: {"feed_forward_type": "glu"},
-        written=_written,
+        written=lambda config: {"cls.predictions.bias": ""},  # once, as the decoder's
+        pools=False,
         read_directly=True,
         unsupported_reason=_unsupported_reason,
         published=published,

@@ -45,7 +45,7 @@ def replaces_own_code(source: Any, config: Mapping[str, Any], hub: Mapping[str, 
     """
     if "auto_map" not in config and config.get("model_type", "bert") in CONFIG_MAPPING:
         return False
-    family = _family_of(config) or _family_of(config, _names_here(source, config, hub))
+    family = _family_of(config, _names_here(source, config, hub))
     return family is not None and family.stock is None
 
 
@@ -94,7 +94,7 @@ def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | No
         ValueError: for a configuration that has no counterpart here.
     """
     refuse_converted_only(source, config)
-    names = [] if _family_of(config) is not None else _names_here(source, config, {})
+    names = _names_here(source, config, {})
     return None if _family_of(config, names) is None else _fields(recognise(Path(str(source)), config, names))
 
 

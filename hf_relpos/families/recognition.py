@@ -13,20 +13,11 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import conversion_errors, tensor_names
 from .errors import ConversionError, UnsupportedError, abbreviate
-from .family import (
-    LEGACY_ATTENTION,
-    LEGACY_TYPES,
-    PRETRAINING,
-    TASK_TYPES,
-    Family,
-    LegacyAttention,
-    Positions,
-    first_class,
-)
+from .family import LEGACY_TERMS, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, Positions, first_class
 from .joints import Tensors, join, split
 from .names import is_scheme, is_table, rename, to_stock
 from .privacy import without_local_paths
-from .registry import FAMILIES, OWN, defaults_of, family_of, own_fields, resemblance
+from .registry import FAMILIES, OWN, defaults_of, dropped_fields, family_of, resemblance
 
 
 # Fields of every family that are read before RelPosBertConfig checks them.
@@ -62,11 +53,11 @@ class CheckpointSpec:
     config: dict[str, Any]
 
     @property
-    def legacy_attention(self) -> LegacyAttention | None:
-        """Its self-attention, if Transformers v5 does not have it."""
+    def legacy_terms(self) -> str | None:
+        """Letters of the terms of its self-attention, if Transformers v5 does not have it."""
         if self.family is OWN or self.absolute or not isinstance(self.scheme, str):
             return None
-        return LEGACY_ATTENTION.get(self.scheme)
+        return LEGACY_TERMS.get(self.scheme)
 
     @property
     def has_token_types(self) -> bool:
@@ -82,7 +73,7 @@ class CheckpointSpec:
     def fields(self) -> dict[str, Any]:
         """Fields for BERT's configuration."""
         family = self.family
-        dropped = {*family.dropped_fields, *family.only, *own_fields(family.stock)} - family.renamed_fields.keys()
+        dropped = dropped_fields(family)
         fields = {
             family.renamed_fields.get(key, key): value for key, value in self.config.items() if key not in dropped
         }
@@ -153,6 +144,8 @@ class CheckpointSpec:
     def original_name(self, name: str) -> str:
         """The inverse of `rename` after `pack`, for a family without a class in Transformers; empty for none."""
         family, config = self.family, self.config
+        if name.startswith("pooler.") and not family.pools:
+            return ""
         parts = family.written(config)
         parts |= {new: old for old, new in family.parts.items() if new not in parts}
         if any(not own and f".{ours}." in f".{name}." for ours, own in parts.items()):
@@ -248,7 +241,7 @@ def _check_tables(spec: CheckpointSpec, folder: Path, names: list[str]) -> None:
         ConversionError: for missing relative tables, relative tables with an absolute configuration, and position
             tables in a family whose positions are computed.
     """
-    relative, legacy = [name for name in names if is_scheme(name)], spec.legacy_attention
+    relative, legacy = [name for name in names if is_scheme(name)], spec.legacy_terms
     if spec.family.computes_positions:
         if tables := [name for name in names if is_table(name) or is_scheme(name)]:
             raise UnsupportedError(

@@ -53,7 +53,7 @@ def family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[str
         config: content of config.json.
         names: names of the tensors in its files; () if not known.
     """
-    model_type, names = config.get("model_type") or "bert", list(names)  # the first BERT files lack it
+    model_type, names = str(config.get("model_type") or "bert"), list(names)  # the first BERT files lack it
     for name, family in FAMILIES.items():
         if family.marks == model_type and (found := family.marked(config, names)):
             return name, f"{found} marks a {name.upper()}"
@@ -74,11 +74,11 @@ def defaults_of(name: str) -> dict[str, Any]:
     return known
 
 
-@functools.cache
-def own_fields(stock: str | None) -> frozenset[str]:
-    """Fields of the configuration of a class of Transformers that ours does not have; empty for None."""
-    own = CONFIG_MAPPING[stock]().to_dict() if stock else {}
-    return frozenset(own.keys() - RelPosBertConfig().to_dict().keys())
+def dropped_fields(family: Family) -> set[str]:
+    """Fields of a family's configuration that ours does not have, or that do not mean the same."""
+    own = CONFIG_MAPPING[family.stock]().to_dict() if family.stock else {}
+    missing = {*own, *family.only} - RelPosBertConfig().to_dict().keys()
+    return {*family.dropped_fields, *missing} - family.renamed_fields.keys()
 
 
 def layout_of(names: Iterable[str]) -> Layout | None:

@@ -21,7 +21,6 @@ from .rotary import ROPE_FIELDS, other_scaling, rope_options
 
 
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # that the original code takes
 
 
 def _is_rotary(config: Mapping[str, Any]) -> bool:
@@ -85,22 +84,7 @@ def _positions(config: Mapping[str, Any]) -> Positions:
     return Positions(absolute=False, scheme="rope", options=options)
 
 
-def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    kind = config.get("position_embedding_type", "absolute")
-    if kind not in ("absolute", "rotary"):
-        return f"position_embedding_type = {kind!r}: only 'absolute' and 'rotary' are read here"
-    if reason := other_scaling(config):
-        return reason
-    activation = config.get("hidden_act", "gelu")
-    if config.get("model_type") != "jina_embeddings_v3" and activation not in ACTIVATIONS:
-        return (
-            f"hidden_act = {activation!r}: the original code takes {', '.join(map(repr, ACTIVATIONS))} only; correct "
-            "config.json"
-        )
-    return ""
-
-
-def _family(prefix: str, title: str, **fields: Any) -> Family:
+def _family(prefix: str, title: str, only: dict[str, tuple[list[Any], str]], **fields: Any) -> Family:
     return Family(
         class_prefixes=(prefix,),
         suffixes=MOST,
@@ -133,6 +117,7 @@ def _family(prefix: str, title: str, **fields: Any) -> Family:
             "use_flash_attn",
             "use_reentrant",
         ),
+        only={"position_embedding_type": (["absolute", "rotary"], "other positions are not read here"), **only},
         always_gelu=True,
         positions=_positions,
         position_types=("rotary",),
@@ -140,7 +125,7 @@ def _family(prefix: str, title: str, **fields: Any) -> Family:
         pack=_pack,
         written=_written,
         read_directly=True,
-        unsupported_reason=_unsupported_reason,
+        unsupported_reason=other_scaling,
         layout=Layout("XLM-RoBERTa for flash attention", (r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\.")),
         **fields,
     )
@@ -150,6 +135,12 @@ FAMILIES: dict[str, Family] = {
     "xlm_roberta_flash": _family(
         "XLMRoberta",
         "jina-embeddings-v3, jina-colbert-v2; jina-reranker-v2",
+        only={
+            "hidden_act": (
+                ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"],
+                "the original code does not take it, so correct config.json",
+            )
+        },
         defaults={"vocab_size": 250002, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         padding=lambda config: -1 if _is_rotary(config) else config["pad_token_id"],
         marks="xlm-roberta",
@@ -158,6 +149,9 @@ FAMILIES: dict[str, Family] = {
         published={"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
     ),
     "jina_embeddings_v3": _family(
-        "JinaEmbeddingsV3", "jina-embeddings-v3 of Transformers", published={"model_type": "jina_embeddings_v3"}
+        "JinaEmbeddingsV3",
+        "jina-embeddings-v3 of Transformers",
+        only={},
+        published={"model_type": "jina_embeddings_v3"},
     ),
 }

@@ -95,9 +95,9 @@ FAMILIES: dict[str, Family] = {
             "ff_activation": "hidden_act",
         },
         only={
-            "attn_type": ("bi", "tokens see one side alone"),
-            "bi_data": (False, "half of each batch has its positions reversed"),
-            "untie_r": (True, "all layers share biases"),
+            "attn_type": (["bi"], "tokens see one side alone"),
+            "bi_data": ([False], "half of each batch has its positions reversed"),
+            "untie_r": ([True], "all layers share biases"),
         },
         positions=_positions,
         tokenizer="XLNetTokenizer",
