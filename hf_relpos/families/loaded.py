@@ -104,7 +104,7 @@ def _weights(model: PreTrainedModel, source: Any, mend: bool) -> Iterator[tuple[
             elif mend:
                 with torch.no_grad():
                     now.copy_(value)
-            elif stocks[name.rpartition(".")[0]]:
+            elif stocks.get(name.rpartition(".")[0], stocks[""]):
                 yield name, Finding("changed since it was loaded", "hf_relpos.check_loaded(model, mend=True)")
             else:
                 cause = f"overwritten by `_init_weights` of {kind} after it was loaded, or changed since"
