@@ -23,7 +23,7 @@ from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, convert, verify
 from hf_relpos.conversion.build import build_teacher
 from hf_relpos.conversion.pipeline import APPLY
-from hf_relpos.families.names import BASE_RULES, RULES, inverse, is_scheme, to_stock
+from hf_relpos.families.names import inverse, is_scheme, to_stock
 from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from hf_relpos.models.saved_code import remote_code
 from hf_relpos.schemes.scheme import Option, is_count, is_number
@@ -237,13 +237,13 @@ def test_the_inverse_of_drop_is_every_reused_tensor(tmp_path):
 
 @every_head
 def test_every_old_name_leads_to_a_stock_name(architecture):
-    rules = BASE_RULES if architecture == "BertModel" else RULES
+    base = architecture == "BertModel"
     for stock in bert(architecture).state_dict():
         gamma = stock.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        prefixed = stock if architecture != "BertModel" else "bert." + stock
+        prefixed = "bert." + stock if base else stock
         bare = stock.removeprefix("bert.") if stock.startswith("bert.") else stock
         for old in (stock, gamma, prefixed, bare, "module." + stock, "model." + gamma, "module.model." + prefixed):
-            assert to_stock(old, rules) == stock
+            assert to_stock(old, base) == stock
 
 
 def gamma_beta(tensors):

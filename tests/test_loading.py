@@ -175,7 +175,7 @@ def test_layouts_of_other_architectures_are_recognised(tmp_path, architecture, n
 def test_layouts_name_what_reads_them():
     """Every family but BERT's has one, of a known `model_type`; BERT's own names are no other's layout."""
     read = {kind for layout in LAYOUTS for kind in model_types(layout)}
-    assert read == {family.marks if family.signature_tensors else name for name, family in FAMILIES.items()}
+    assert read == {family.marks if family.told_by_tensors else name for name, family in FAMILIES.items()}
     assert read - {"nezha", "new", "gte"} <= set(CONFIG_MAPPING)  # the oldest supported Transformers has no `gte`
     for head in HEADS.values():
         assert layout_of(tensors("tables", head)) is None

@@ -150,7 +150,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
 
 def _is_from(came_from: Mapping[str, Any], name: str, family: Family) -> bool:
     """Whether `converted_from` names the family or, for BERT's model_type, has the field that marks it."""
-    if came_from.get("model_type") == family.marks and family.signature_tensors:
+    if came_from.get("model_type") == family.marks and family.told_by_tensors:
         return bool(family.marked(came_from, ()))
     return came_from.get("model_type") == name
 
@@ -173,9 +173,10 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Ch
     written: dict[str, torch.Tensor] = {}
     places: set[int] = set()
     for name, tensor in spec.pack(model.state_dict()).items():
-        if tensor.data_ptr() not in places:
+        own = spec.original_name(name)
+        if own and tensor.data_ptr() not in places:
             places.add(tensor.data_ptr())
-            written[name] = tensor.contiguous()
+            written[own] = tensor.contiguous()
     save_file(written, folder / "model.safetensors", {"format": "pt"})
     dtype = str(model.dtype).removeprefix("torch.")
     fields = {name: value for name, value in spec.config.items() if not name.startswith("_")}  # not what tensors told

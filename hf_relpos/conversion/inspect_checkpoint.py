@@ -21,7 +21,7 @@ from ..families.errors import ConversionError, UnsupportedError, abbreviate
 from ..families.family import first_class
 from ..families.loaded import planned_load
 from ..families.paths import local_folder
-from ..families.recognition import CheckpointSpec, check_tables, recognise
+from ..families.recognition import CheckpointSpec, recognise
 from ..families.registry import FAMILIES, OWN, resemblance
 from ..models.checkpoint_files import INDEX, WEIGHTS, check_weights, read_json, weight_files
 from ..models.loading import WITHOUT_POSITIONS
@@ -70,7 +70,6 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
     spec, refused = None, ""
     try:
         spec = recognise(folder, config, names)
-        check_tables(spec, folder, names)
         refused = _without_positions(spec, names, str(source))
     except UnsupportedError as error:
         if not _has_class(folder, config) and "auto_map" not in config:
@@ -182,7 +181,7 @@ def _stock_model(folder: Path) -> PreTrainedModel:
 
 def _load(spec: CheckpointSpec, name: str) -> str:
     """The expression that reads a relative checkpoint of another architecture as it is; empty if none does."""
-    bert = spec.family is FAMILIES["bert"] and spec.legacy_attention is not None
+    bert = spec.family is FAMILIES["bert"] and spec.legacy_terms is not None
     if spec.family is OWN or not (spec.family.read_directly or bert):
         return ""
     stock = spec.family.heads(spec.config).get(first_class(spec.config), "BertModel")

@@ -15,7 +15,7 @@ from ..console import spinner
 from ..families.checkpoint import read_tensors, rename_and_validate
 from ..families.errors import PoorConversionWarning
 from ..families.names import is_buffer, is_table
-from ..families.recognition import check_tables, choose_head
+from ..families.recognition import choose_head
 from ..files import write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..version import __version__
@@ -127,7 +127,6 @@ def _read(conversion: Conversion) -> Conversion:
     """Read, check and rename the weights; without a head if they have none and the caller did not choose it."""
     spec, head, folder = conversion.spec, conversion.head, conversion.source.folder
     raw = spec.unpack(read_tensors(folder, conversion.given.allow_pickle))
-    check_tables(spec, folder, raw)
     stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
     any_head = conversion.layout.listed and conversion.given.architecture is None
     if any_head and all(stock.startswith("bert.") for stock in stock_names):

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from ..families.checkpoint import Checkpoint
 from ..families.errors import ConversionError
-from ..families.family import LegacyAttention
 from ..families.names import inverse
 from ..families.recognition import CheckpointSpec
 from ..families.registry import OWN
@@ -150,12 +149,12 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     base = source.architecture == "BertModel"
     name = source.architecture if spec.family.stock == "bert" else conversion.head.source
     stock = getattr(transformers, name)(config)
-    if (legacy := spec.legacy_attention) is not None:
+    if (terms := spec.legacy_terms) is not None:
         stock.base_model.embeddings.position_embeddings = NoPositions()
         prefix = "" if base else "bert."
         for number, layer in enumerate(stock.base_model.encoder.layer):
             table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
-            layer.attention.self = LegacySelfAttention(layer.attention.self, legacy, spec.options, table)
+            layer.attention.self = LegacySelfAttention(layer.attention.self, terms, spec.options, table)
     whole = {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
     tensors = {**model.state_dict(), **source.tensors, **whole}
     stock = stock.double().eval()
@@ -188,18 +187,18 @@ class NoPositions(nn.Module):
 class LegacySelfAttention(nn.Module):
     """The relative self-attention of Transformers 4.57, with a vector for every pair: slow, but easy to read."""
 
-    def __init__(self, stock: Any, legacy: LegacyAttention, options: Mapping[str, Any], table: torch.Tensor | None):
+    def __init__(self, stock: Any, terms: str, options: Mapping[str, Any], table: torch.Tensor | None):
         """
         Args:
             stock: the absolute self-attention, with the same projections.
-            legacy: its terms.
+            terms: letters of its terms, as in `LEGACY_TERMS`.
             options: options of its scheme.
             table: (2N − 1, d), vectors for query index − key index = −N + 1 to N − 1; None if they are computed.
         """
         super().__init__()
         self.query, self.key, self.value = stock.query, stock.key, stock.value
         self.head_size = int(stock.attention_head_size)
-        self.terms = legacy.terms
+        self.terms = terms
         self.clip: int = options.get("max_relative_position", 0)
         self.table = None if table is None else table.double()
 

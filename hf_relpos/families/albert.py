@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import MOST, OF_DECODERS, Family, Layout, renamed
-from .names import Rule
+from .family import MOST, OF_DECODERS, Family, Layout
 
 
 def albert_layers(config: Mapping[str, Any]) -> list[str]:
@@ -17,7 +16,7 @@ def albert_layers(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _albert_unsupported_reason(config: Mapping[str, Any]) -> str:
+def _unsupported_reason(config: Mapping[str, Any]) -> str:
     if config["embedding_size"] != config["hidden_size"]:
         return ""
     return (
@@ -30,37 +29,32 @@ FAMILIES: dict[str, Family] = {
     "albert": Family(
         class_prefixes=("Albert",),
         suffixes=(*MOST, "ForMultipleChoice"),
-        rules=(
-            Rule("albert.*", "bert.*"),
-            Rule("bert.encoder.embedding_hidden_mapping_in.*", "bert.embeddings.embeddings_project.*"),
-            *renamed(
-                {
-                    "attention.query": "attention.self.query",
-                    "attention.key": "attention.self.key",
-                    "attention.value": "attention.self.value",
-                    "attention.dense": "attention.output.dense",
-                    "attention.LayerNorm": "attention.output.LayerNorm",
-                    "ffn": "intermediate.dense",
-                    "ffn_output": "output.dense",
-                    "full_layer_layer_norm": "output.LayerNorm",
-                }
-            ),
-            Rule("bert.pooler.w*", "bert.pooler.dense.w*"),
-            Rule("bert.pooler.b*", "bert.pooler.dense.b*"),
-            Rule("predictions.dense.*", "cls.predictions.transform.dense.*"),
-            Rule("predictions.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
-            Rule("predictions.*", "cls.predictions.*"),
-        ),
+        title="ALBERT",
+        parts={
+            "albert": "bert",
+            "encoder.embedding_hidden_mapping_in": "embeddings.embeddings_project",
+            "pooler": "pooler.dense",
+            "predictions.dense": "predictions.transform.dense",
+            "predictions.LayerNorm": "predictions.transform.LayerNorm",
+            "predictions": "cls.predictions",
+        },
+        of_layers=lambda config: {
+            "attention.query": "attention.self.query",
+            "attention.key": "attention.self.key",
+            "attention.value": "attention.self.value",
+            "attention.dense": "attention.output.dense",
+            "attention.LayerNorm": "attention.output.LayerNorm",
+            "ffn": "intermediate.dense",
+            "ffn_output": "output.dense",
+            "full_layer_layer_norm": "output.LayerNorm",
+        },
         stock="albert",
-        dropped_fields=(
-            *("num_hidden_groups", "inner_group_num", "gap_size", "net_structure_type", "num_memory_blocks"),
-            *("down_scale_factor", *OF_DECODERS),
-        ),
+        # of the published files; Transformers' class ignores them
+        dropped_fields=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", *OF_DECODERS),
         renamed_fields={"classifier_dropout_prob": "classifier_dropout"},
         layers=albert_layers,
-        unsupported_reason=_albert_unsupported_reason,
         tokenizer="AlbertTokenizer",
-        title="ALBERT",
+        unsupported_reason=_unsupported_reason,
         layout=Layout("ALBERT", (r"\balbert_layer_groups\.",)),
     )
 }

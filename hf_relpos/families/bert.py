@@ -6,40 +6,25 @@ generators and discriminators. ERNIE (Sun et al., arXiv 1904.09223) is BERT with
 have task types.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from .family import ALL, LEGACY_TYPES, SUMMARY, Family, Layout, Positions
-from .names import Rule
+from .family import ALL, LEGACY_TYPES, Family, Layout, Positions
 
 
 # Checkpoints of this package, whose configuration names their positions.
-OWN = Family(class_prefixes=("RelPosBert",), suffixes=(*ALL, "LMHeadModel"), rules=(), stock="bert", title="hf_relpos")
-
-
-def _nezha_unsupported_reason(config: Mapping[str, Any]) -> str:
-    if not config.get("add_cross_attention"):
-        return ""
-    return (
-        "add_cross_attention = True: NEZHA has relative terms in cross-attention too, which stays absolute here; only "
-        "its encoders can be converted"
-    )
-
-
+OWN = Family(class_prefixes=("RelPosBert",), suffixes=(*ALL, "LMHeadModel"), stock="bert", title="hf_relpos")
 FAMILIES: dict[str, Family] = {
     "bert": Family(
         class_prefixes=("Bert",),
         suffixes=(*ALL, "LMHeadModel"),
-        rules=(),
+        title="BERT",
         stock="bert",
         dropped_fields=("embedding_size",),
         legacy_types=LEGACY_TYPES,
-        title="BERT",
     ),
     "nezha": Family(
         class_prefixes=("Nezha", "Bert"),
         suffixes=ALL,
-        rules=(Rule("nezha.*", "bert.*"),),
+        title="NEZHA",
+        parts={"nezha": "bert"},
         stock="bert",
         defaults={
             "vocab_size": 21128,
@@ -49,40 +34,43 @@ FAMILIES: dict[str, Family] = {
             "max_relative_position": 64,
         },
         dropped_fields=("use_relative_position", "max_relative_position", "embedding_size"),
+        only={
+            "add_cross_attention": (
+                [False],
+                "NEZHA has relative terms in cross-attention too, which stays absolute here",
+            )
+        },
         positions=lambda config: Positions(
             absolute=False, scheme="nezha", options={"max_relative_position": config["max_relative_position"]}
         ),
+        computes_positions=True,
         marker="use_relative_position",  # in the original layout
-        unsupported_reason=_nezha_unsupported_reason,
-        title="NEZHA",
         layout=Layout("NEZHA", (r"(^|\.)nezha\.|\.relative_positions_encoding\.",)),
     ),
     "electra": Family(
         class_prefixes=("Electra",),
         suffixes=("Model", "ForMaskedLM", "ForCausalLM", "ForTokenClassification", "ForQuestionAnswering"),
-        rules=(
-            Rule("electra.*", "bert.*"),
-            Rule("embeddings_project.*", "bert.embeddings_project.*"),
-            Rule("bert.embeddings_project.*", "bert.embeddings.embeddings_project.*"),
-            Rule("generator_predictions.*", "cls.predictions.transform.*"),
-            Rule("generator_lm_head.w*", "cls.predictions.decoder.w*"),
-            Rule("generator_lm_head.b*", "cls.predictions.b*"),
-        ),
+        title="ELECTRA",
+        parts={
+            "electra": "bert",
+            "embeddings_project": "embeddings.embeddings_project",
+            "generator_predictions": "cls.predictions.transform",
+            "generator_lm_head.weight": "cls.predictions.decoder.weight",
+            "generator_lm_head.bias": "cls.predictions.bias",
+        },
         stock="electra",
-        dropped_fields=SUMMARY,
         legacy_types=LEGACY_TYPES,
         always_gelu=True,
-        title="ELECTRA",
         layout=Layout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",)),
     ),
     "ernie": Family(
         class_prefixes=("Ernie",),
         suffixes=(*ALL, "ForCausalLM"),
-        rules=(Rule("ernie.*", "bert.*"),),
-        stock="ernie",
-        dropped_fields=("use_task_id", "task_type_vocab_size", "embedding_size"),
-        legacy_types=LEGACY_TYPES,
         title="ERNIE",
+        parts={"ernie": "bert"},
+        stock="ernie",
+        dropped_fields=("embedding_size",),
+        legacy_types=LEGACY_TYPES,
         layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),
     ),
 }

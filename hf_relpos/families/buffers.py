@@ -24,7 +24,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..host.loader import allocations, loaded_configurations
-from .family import module_of
 
 
 # A difference of so many units in the last place is rounding, as is this share of a buffer's largest value.
@@ -138,6 +137,21 @@ def find_differences(model: Any) -> dict[str, Difference]:
     return {f"{prefix}{name}": found for prefix, inner in models_in(model) for name, found in _differences_in(inner)}
 
 
+def module_of(model: Any, caller: str) -> nn.Module:
+    """A module, or that of a pipeline.
+
+    Args:
+        caller: the function that it was given to, for the error.
+    """
+    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(root, nn.Module):
+        raise TypeError(
+            f"{caller} takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
+            f"{type(model).__name__}"
+        )
+    return root
+
+
 def models_in(model: Any) -> Iterator[tuple[str, PreTrainedModel]]:
     """The outermost models of Transformers inside, with the prefix of their names."""
     root = module_of(model, "unfilled_buffers")
@@ -155,6 +169,15 @@ def is_stock(kind: type) -> bool:
     """Whether a class builds and initialises itself by code of Transformers or of this package."""
     code = (getattr(getattr(kind, name), "__module__", "") for name in ("__init__", "_init_weights"))
     return all(module.partition(".")[0] in ("transformers", "hf_relpos") for module in code)
+
+
+def initialised_by_stock(model: PreTrainedModel) -> dict[str, bool]:
+    """Whether the innermost model around a module is of a class for which `is_stock` holds, by name of the module."""
+    found: dict[str, bool] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        is_model = isinstance(module, PreTrainedModel)
+        found[path] = is_stock(type(module)) if is_model else found.get(path.rpartition(".")[0], False)
+    return found
 
 
 def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
@@ -190,11 +213,9 @@ def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
 
 def _candidates(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str, str]]:
     """Module, attribute and name of the tensors that Transformers may have left uninitialised."""
-    owners: dict[str, bool] = {}
+    stocks = initialised_by_stock(model)
     for path, module in model.named_modules():
-        above = path.rpartition(".")[0]
-        owners[path] = is_stock(type(module)) if isinstance(module, PreTrainedModel) else owners.get(above, False)
-        if owners[path]:
+        if stocks[path]:
             continue
         noted = allocations.get(module, {})
         for attribute, value in (*module._buffers.items(), *vars(module).items()):

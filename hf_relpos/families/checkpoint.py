@@ -17,7 +17,7 @@ from ..models import checkpoint_files
 from ..models.checkpoint_files import INDEX, WEIGHTS, variant_name
 from ..models.checks import without_kernels
 from ..models.loading import WITHOUT_POSITIONS, in_body
-from .errors import ConversionError, abbreviate
+from .errors import ConversionError, abbreviate, check_shape
 from .names import TIES, Tie, is_buffer, is_table
 from .paths import check_source
 from .registry import resemblance
@@ -374,11 +374,7 @@ def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, 
 
 
 def _check_tensor(folder: Path, name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
-    if tensor.shape != shape:
-        raise ConversionError(
-            f"{folder}: {name} has shape {tuple(tensor.shape)}, and config.json makes it {tuple(shape)}; correct "
-            "config.json or take the weights that belong to it"
-        )
+    check_shape(f"{folder}: {name}", tensor.shape, shape)
     if tensor.dtype not in DTYPES:
         raise ConversionError(
             f"{folder}: {name} has dtype {tensor.dtype}; convert the checkpoint in float32, float16 or bfloat16, and "

@@ -4,35 +4,14 @@ Queries at padding attend to nothing there, and to the real tokens here, so outp
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
 from ..schemes.deberta import KINDS
-from .errors import ConversionError
-from .family import MOST, OF_DECODERS, Family, Layout, Positions, first_class, renamed
-from .fused import Joint, join, split
-from .names import Rule
-
-
-# Configuration fields that follow from other fields here, or have no counterpart.
-NOT_KEPT = tuple(
-    (
-        "attention_head_size cls_dropout embedding_size legacy max_relative_positions norm_rel_ebd pooler_hidden_size "
-        "pos_att_type position_biased_input position_buckets relative_attention share_att_key talking_head"
-    ).split()
-)
-RULES = (
-    Rule("deberta.*", "bert.*"),
-    Rule("bert.encoder.rel_embeddings.*", "bert.encoder.distance_embedding.rel_embeddings.*"),
-    Rule("bert.encoder.LayerNorm.*", "bert.encoder.distance_embedding.LayerNorm.*"),
-    Rule("bert.embeddings.embed_proj.*", "bert.embeddings.embeddings_project.*"),
-    Rule("lm_predictions.lm_head.dense.*", "cls.predictions.transform.dense.*"),
-    Rule("lm_predictions.lm_head.LayerNorm.*", "cls.predictions.transform.LayerNorm.*"),
-    Rule("lm_predictions.lm_head.b*", "cls.predictions.b*"),
-    Rule("lm_predictions.lm_head.w*", "cls.predictions.decoder.w*"),  # a name that 5.14 ties to the word embeddings
-)
+from .errors import check_shape
+from .family import MOST, OF_DECODERS, Family, Layout, Positions, first_class
+from .joints import QUERY_KEY_VALUE, Joint
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
@@ -99,17 +78,12 @@ def _fields_v2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsupported_reason_v1(config: Mapping[str, Any]) -> str:
-    if config.get("talking_head", False):
-        return (
-            "talking_head = True: scores that are mixed between heads have no counterpart here; AutoModel of "
-            "Transformers reads it"
-        )
-    if len(_kinds(config)) != len(_terms(config)):
-        return (
-            f"pos_att_type = {config['pos_att_type']!r}: only 'c2p' and 'p2c', once each, have a counterpart; the "
-            "scale depends on the number of names"
-        )
-    return ""
+    if len(_kinds(config)) == len(_terms(config)):
+        return ""
+    return (
+        f"pos_att_type = {config['pos_att_type']!r}: only 'c2p' and 'p2c', once each, have a counterpart; the scale "
+        "depends on the number of names"
+    )
 
 
 def _unsupported_reason_v2(config: Mapping[str, Any]) -> str:
@@ -137,11 +111,7 @@ def _infer_from_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str
 def _split_heads(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """Split in_proj (3D, D), with q, k and v of each head in turn, into three projections (D, D)."""
     heads, size = config["num_attention_heads"], config["hidden_size"]
-    if tensor.shape != (3 * size, size) or size % heads:
-        raise ConversionError(
-            f"{name} has shape {tuple(tensor.shape)}, and config.json makes it {(3 * size, size)} for {heads} "
-            "heads; correct config.json or take the weights that belong to it"
-        )
+    check_shape(name, tensor.shape, (3 * heads * (size // heads), size))
     return [rows.flatten(0, 1) for rows in tensor.unflatten(0, (heads, 3, -1)).unbind(1)]
 
 
@@ -150,66 +120,81 @@ def _join_heads(config: Mapping[str, Any], name: str, *parts: torch.Tensor) -> I
     return [torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2)]
 
 
-SEPARATE = tuple(f".attention.self.{name}_proj." for name in ("query", "key", "value"))
-JOINTS = (Joint((".attention.self.in_proj.",), SEPARATE, _split_heads, _join_heads),)
-COMMON: dict[str, Any] = {
-    "dropped_fields": (*NOT_KEPT, *OF_DECODERS),
-    "infer_from_tensors": _infer_from_tensors,
-    "read_directly": True,
-    "masks_queries": True,
-    "tolerance": 1e-5,  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32
-}
-PROJECTIONS = {f"attention.self.{name}_proj": f"attention.self.{name}" for name in ("query", "key", "value")}
+IN_PROJ = Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)
+
+
+def _family(prefix: str, of_layers: dict[str, str], terms: list[str], **fields: Any) -> Family:
+    return Family(
+        class_prefixes=(prefix,),
+        parts={
+            "deberta": "bert",
+            "encoder.rel_embeddings": "encoder.distance_embedding.rel_embeddings",
+            "encoder.LayerNorm": "encoder.distance_embedding.LayerNorm",
+            "embeddings.embed_proj": "embeddings.embeddings_project",
+            "lm_predictions.lm_head.dense": "cls.predictions.transform.dense",
+            "lm_predictions.lm_head.LayerNorm": "cls.predictions.transform.LayerNorm",
+            "lm_predictions.lm_head.bias": "cls.predictions.bias",
+            # a name that 5.14 ties to the word embeddings
+            "lm_predictions.lm_head.weight": "cls.predictions.decoder.weight",
+        },
+        of_layers=lambda config: of_layers,
+        # besides those of Transformers' classes, the optional ones
+        dropped_fields=(
+            "attention_head_size",
+            "cls_dropout",
+            "embedding_size",
+            "norm_rel_ebd",
+            "position_buckets",
+            "share_att_key",
+            "talking_head",
+            *OF_DECODERS,
+        ),
+        tokenizer=f"{prefix}Tokenizer",
+        infer_from_tensors=_infer_from_tensors,
+        read_directly=True,
+        masks_queries=True,
+        tolerance=1e-5,  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32
+        published={"relative_attention": True, "position_biased_input": False, "pos_att_type": terms},
+        **fields,
+    )
+
 
 FAMILIES: dict[str, Family] = {
-    "deberta-v2": Family(
-        class_prefixes=("DebertaV2",),
+    "deberta-v2": _family(
+        "DebertaV2",
+        {
+            "attention.self.query_proj": "attention.self.query",
+            "attention.self.key_proj": "attention.self.key",
+            "attention.self.value_proj": "attention.self.value",
+            "attention.self.pos_key_proj": "attention.self.distance_embedding.pos_key_proj",
+            "attention.self.pos_query_proj": "attention.self.distance_embedding.pos_query_proj",
+        },
+        ["p2c", "c2p"],
         suffixes=(*MOST, "ForMultipleChoice"),
-        rules=(
-            *RULES,
-            *renamed(PROJECTIONS),
-            *renamed(
-                {
-                    f"attention.self.{name}": f"attention.self.distance_embedding.{name}"
-                    for name in ("pos_key_proj", "pos_query_proj")
-                }
-            ),
-        ),
+        title="DeBERTa v2 and v3, mDeBERTa",
         stock="deberta-v2",
-        tokenizer="DebertaV2Tokenizer",
         positions=_positions_v2,
         fields=_fields_v2,
         unsupported_reason=_unsupported_reason_v2,
-        **COMMON,
-        title="DeBERTa v2 and v3, mDeBERTa",
-        published={"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
         layout=Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",)),
     ),
-    "deberta": Family(
-        class_prefixes=("Deberta",),
+    "deberta": _family(
+        "Deberta",
+        {
+            "attention.self.pos_proj": "attention.self.distance_embedding.pos_key_proj",
+            "attention.self.pos_q_proj": "attention.self.distance_embedding.pos_query_proj",
+            "attention.self.q_bias": "attention.self.query.bias",
+            "attention.self.v_bias": "attention.self.value.bias",
+        },
+        ["c2p", "p2c"],
         suffixes=MOST,
-        rules=(
-            *RULES,
-            *renamed(PROJECTIONS),
-            *renamed(
-                {
-                    "attention.self.pos_proj": "attention.self.distance_embedding.pos_key_proj",
-                    "attention.self.pos_q_proj": "attention.self.distance_embedding.pos_query_proj",
-                }
-            ),
-            Rule("*.attention.self.q_bias", "*.attention.self.query.bias"),
-            Rule("*.attention.self.v_bias", "*.attention.self.value.bias"),
-        ),
+        title="DeBERTa v1",
+        joints=lambda config: [IN_PROJ],
         stock="deberta",
-        tokenizer="DebertaTokenizer",
+        only={"talking_head": ([False], "scores are mixed between heads, which AutoModel of Transformers reads")},
         positions=_positions,
         fields=_fields_v1,
         unsupported_reason=_unsupported_reason_v1,
-        unpack=partial(split, JOINTS),
-        pack=partial(join, JOINTS),
-        **COMMON,
-        title="DeBERTa v1",
-        published={"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},
         layout=Layout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",)),
     ),
 }

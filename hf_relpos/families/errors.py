@@ -20,3 +20,15 @@ def abbreviate(names: Iterable[str], limit: int = 4) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def check_shape(name: str, shape: Iterable[int], expected: Iterable[int]) -> None:
+    """
+    Raises:
+        ConversionError: for a tensor whose shape is not that of its configuration.
+    """
+    if (found := tuple(shape)) != (wanted := tuple(expected)):
+        raise ConversionError(
+            f"{name} has shape {found}, and config.json makes it {wanted}; correct config.json or take the weights "
+            "that belong to it"
+        )

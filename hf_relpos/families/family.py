@@ -8,54 +8,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import nn
-
-from .names import BASE_RULES, RULES, Rule
+from .joints import Joint, Tensors
 
 
-Tensors = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class LegacyAttention:
-    """The relative self-attention of a class in Transformers ≤ 4.57, which v5 does not have.
-
-    Attributes:
-        terms: letters of the formula: A is added to the keys, B to the queries, V to the values. All have the same
-            vectors.
-        stored: whether the vectors are a table in the weights, one for each distance; otherwise they are sinusoids,
-            clipped at the option `max_relative_position`.
-    """
-
-    terms: str
-    stored: bool = True
-
-
-# Legacy attention by scheme; the first two schemes were values of `position_embedding_type` of stock BERT.
-LEGACY_ATTENTION = {
-    "relative_key": LegacyAttention("A"),
-    "relative_key_query": LegacyAttention("AB"),
-    "nezha": LegacyAttention("AV", stored=False),
-}
+# Terms of the relative self-attention in Transformers ≤ 4.57, which v5 does not have, by scheme: the vectors of the
+# distances are added to the keys (A), the queries (B) and the values (V). The first two schemes were values of
+# `position_embedding_type` of stock BERT; NEZHA computes the vectors, which are sinusoids.
+LEGACY_TERMS = {"relative_key": "A", "relative_key_query": "AB", "nezha": "AV"}
 LEGACY_TYPES = ("relative_key", "relative_key_query")
+# Heads that most families have, and all of BERT's but the language model's.
+MOST = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+ALL = (*MOST, "ForPreTraining", "ForNextSentencePrediction", "ForMultipleChoice")
+# BERT's class by the end of the name of a class with the same outputs.
 COUNTERPARTS = {
-    "Model": "BertModel",
-    "ForPreTraining": "BertForPreTraining",
-    "ForMaskedLM": "BertForMaskedLM",
+    **{suffix: f"Bert{suffix}" for suffix in (*ALL, "LMHeadModel")},
     "ForCausalLM": "BertLMHeadModel",
-    "LMHeadModel": "BertLMHeadModel",
-    "ForNextSentencePrediction": "BertForNextSentencePrediction",
-    "ForSequenceClassification": "BertForSequenceClassification",
-    "ForMultipleChoice": "BertForMultipleChoice",
-    "ForTokenClassification": "BertForTokenClassification",
-    "ForQuestionAnswering": "BertForQuestionAnswering",
     "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
 # Fields that families without a decoder ignore.
 OF_DECODERS = ("is_decoder", "add_cross_attention")
-# Fields of heads with a `SequenceSummary`, which are not kept.
-SUMMARY = ("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")
 # Language modelling heads that always apply GELU, where BERT's applies `hidden_act`.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 # Pre-training heads. One that BERT does not have is dropped; a task head that BERT does not have is rejected.
@@ -91,24 +62,11 @@ class Layout:
     name: str
     tensors: tuple[str, ...]
 
-    def fits(self, names: Iterable[str]) -> bool:
-        """Whether tensors of these names have the layout."""
-        return all(any(re.search(pattern, name) for name in names) for pattern in self.tensors)
-
-
-def module_of(model: Any, caller: str) -> nn.Module:
-    """A module, or that of a pipeline.
-
-    Args:
-        caller: the function that it was given to, for the error.
-    """
-    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(root, nn.Module):
-        raise TypeError(
-            f"{caller} takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
-            f"{type(model).__name__}"
-        )
-    return root
+    def find(self, names: Iterable[str]) -> str:
+        """The first tensor that shows the layout; empty for tensors of another layout."""
+        names = list(names)
+        found = [next((name for name in names if re.search(pattern, name)), "") for pattern in self.tensors]
+        return found[0] if all(found) else ""
 
 
 @dataclass(frozen=True)
@@ -118,20 +76,28 @@ class Family:
     Attributes:
         class_prefixes: prefixes of the names of its classes.
         suffixes: keys of `COUNTERPARTS`: the heads with the same outputs as BERT's.
-        rules: its own names (left) and BERT's.
+        title: name in documents.
+        parts: BERT's names by its own, as for `names.rename`.
+        of_layers: function from a configuration to the same for parts that follow the number of a layer.
+        joints: function from a configuration to tensors that do not correspond to BERT's one to one. Names that
+            `parts` and `of_layers` cover do not change.
         stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type);
             None if there is none, so that no outputs can be compared.
-        title: name in documents.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
             `registry.defaults_of`).
-        dropped_fields: fields of its configuration that BERT does not have.
+        dropped_fields: fields of its configuration that are not for BERT, besides those of `stock` and `only` that
+            BERT does not have.
         renamed_fields: BERT's field by field of its configuration.
+        only: fields that have a counterpart here with some values alone, if they are there: these values, and what
+            another one means.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
         legacy_types: values of `position_embedding_type` in Transformers ≤ 4.57, other than `absolute`.
         positions: function from a configuration to its positions, unless `position_embedding_type` is a legacy type.
         position_types: values of `position_embedding_type` that mean the same as `positions`, other than `absolute`.
+        computes_positions: whether no tensors in its files may hold positions.
         token_types: whether it has token type embeddings, if its configuration has a `type_vocab_size`; otherwise
             those of the result are zero.
+        pools: whether its encoders have a pooler in their files.
         padding: function from a configuration to the id of the padding token, which is also `padding_idx` of the
             position embeddings; position 0 is the row after it. None if position 0 is row 0.
         layers: function from a configuration to the prefix (`encoder.…`) of each layer's tensors, in order; layers
@@ -139,47 +105,54 @@ class Family:
         tokenizer: class of its tokenizer, for files that do not name it; None for BERT's.
         fields: function from a configuration to fields of a RelPosBertConfig that BERT's configuration lacks, or that
             follow from several fields of the family.
-        unpack: function from configuration and tensors, by their names in a file, to tensors that correspond to BERT's
-            one to one, such as for joint projections; names that `rules` cover do not change. None if all are covered.
+        unpack: function from configuration and tensors in a file to those that `joints` and the names cover.
         pack: the inverse of `unpack`.
+        written: function from a configuration to its own names, where the inverse of `parts` is not what an export
+            writes, by parts of BERT's; empty for tensors that it does not have.
         marks: the `model_type` of files that field or tensors mark as of this family.
         marker: field that marks the family, if true, in such a file; None for none.
         not_marking: values of that field that do not mark it, since configurations of this package have them.
-        signature_tensors: regular expressions, each of which matches the name of some tensor, that mark the family in
-            such a file; () for none.
+        told_by_tensors: whether its layout marks the family in such a file.
         infer_from_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
         tolerance: tolerance of outputs in float64, relative to the largest, if Transformers computes parts in float32;
             None if it does not.
-        unsupported_reason: function from a configuration to the reason why it cannot be converted; empty if it can.
+        unsupported_reason: function from a configuration to the reason, besides `only`, why it cannot be converted;
+            empty if it can.
         published: fields of its published checkpoints that are not defaults of its class.
-        layout: layout of its tensors, for messages about checkpoints without a known family; None for BERT's.
+        layout: layout of its tensors; None for BERT's.
     """
 
     class_prefixes: tuple[str, ...]
     suffixes: tuple[str, ...]
-    rules: tuple[Rule, ...]
     title: str
+    parts: dict[str, str] = field(default_factory=dict)
+    of_layers: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
+    joints: Callable[[Mapping[str, Any]], Iterable[Joint]] = lambda config: ()
     stock: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     dropped_fields: tuple[str, ...] = ()
     renamed_fields: dict[str, str] = field(default_factory=dict)
+    only: dict[str, tuple[list[Any], str]] = field(default_factory=dict)
     always_gelu: bool = False
     legacy_types: tuple[str, ...] = ()
     positions: Callable[[Mapping[str, Any]], Positions] = lambda config: Positions()
     position_types: tuple[str, ...] = ()
+    computes_positions: bool = False
     token_types: bool = True
+    pools: bool = True
     padding: Callable[[Mapping[str, Any]], int] | None = None
     layers: Callable[[Mapping[str, Any]], list[str]] | None = None
     tokenizer: str | None = None
     fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
-    unpack: Callable[[Mapping[str, Any], Tensors], dict[str, torch.Tensor]] | None = None
-    pack: Callable[[Mapping[str, Any], Tensors], dict[str, torch.Tensor]] | None = None
+    unpack: Callable[[Mapping[str, Any], Tensors], Tensors] = lambda config, tensors: tensors
+    pack: Callable[[Mapping[str, Any], Tensors], Tensors] = lambda config, tensors: tensors
+    written: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
     marks: str = "bert"
     marker: str | None = None
     not_marking: tuple[str, ...] = ()
-    signature_tensors: tuple[str, ...] = ()
+    told_by_tensors: bool = False
     infer_from_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
@@ -203,31 +176,19 @@ class Family:
         """
         if self.marker is not None and config.get(self.marker) and config[self.marker] not in self.not_marking:
             return f"{self.marker} = {config[self.marker]!r}"
-        names = list(names)
-        found = [next((name for name in names if re.search(mark, name)), None) for mark in self.signature_tensors]
-        return f"the tensor {found[0]}" if found and None not in found else ""
+        found = self.layout.find(names) if self.told_by_tensors and self.layout else ""
+        return f"the tensor {found}" if found else ""
 
-    def naming(self, base: bool) -> tuple[Rule, ...]:
-        """All renaming rules from a file to stock BERT; `base` for BertModel, which is the encoder itself."""
-        return (*RULES, *self.rules, *(BASE_RULES[len(RULES) :] if base else ()))
+    def refusal(self, config: Mapping[str, Any]) -> str:
+        """Why a checkpoint cannot be converted, by its configuration; empty if it can."""
+        for name, (values, reason) in self.only.items():
+            if config.get(name) not in (None, *values):
+                known = " or ".join(map(repr, values))
+                return f"{name} = {config[name]!r}: {reason}; only {known} has a counterpart here"
+        return self.unsupported_reason(config)
 
 
 def first_class(config: Mapping[str, Any]) -> str:
     """The first class that config.json names; empty for none."""
     listed = config.get("architectures") or [""]
     return str(listed if isinstance(listed, str) else listed[0])
-
-
-def renamed(names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Renaming rules for weight and bias of modules, from old to new names."""
-    return tuple(
-        Rule(f"*.{old}.{part}", f"*.{new}.{part}") for old, new in names.items() for part in ("weight", "bias")
-    )
-
-
-ALL = tuple(
-    suffix for suffix in COUNTERPARTS if suffix not in ("ForCausalLM", "LMHeadModel", "ForQuestionAnsweringSimple")
-)
-
-# Heads with the same outputs that most families have.
-MOST = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from .buffers import fill_buffers, find_differences, is_stock, models_in
+from .buffers import fill_buffers, find_differences, initialised_by_stock, models_in
 from .registry import resemblance
 from .stored import find_weights, stored_tensors
 
@@ -85,7 +85,7 @@ def _weights(model: PreTrainedModel, source: Any, mend: bool) -> Iterator[tuple[
     kind, name_or_path = type(model).__name__, str(source or model.name_or_path)
     if getattr(config, "quantization_config", None) or any(".base_layer." in name for name in state):
         raise ValueError(f"{kind} has adapters or quantised weights; check it before they are added")
-    stocks = _initialised_by_stock(model)
+    stocks = initialised_by_stock(model)
     given: set[int] = set()
     left_out: dict[str, str] = {}
     for target, names, made in stored_tensors(model, find_weights(model, source)):
@@ -104,7 +104,7 @@ def _weights(model: PreTrainedModel, source: Any, mend: bool) -> Iterator[tuple[
             elif mend:
                 with torch.no_grad():
                     now.copy_(value)
-            elif _of(stocks, name):
+            elif stocks.get(name.rpartition(".")[0], stocks[""]):
                 yield name, Finding("changed since it was loaded", "hf_relpos.check_loaded(model, mend=True)")
             else:
                 cause = f"overwritten by `_init_weights` of {kind} after it was loaded, or changed since"
@@ -139,22 +139,18 @@ def planned_load(model: PreTrainedModel, files: list[str]) -> tuple[list[str], l
     for target, names, made in stored_tensors(model, files, contents=False):
         left_out |= {} if made else {target: names[0]}
         shapes |= {name: value.shape for name, value in made.items() if name in state}
-    missing = _missing(model, {id(state[name]) for name in shapes}, _initialised_by_stock(model))
+    missing = _missing(model, {id(state[name]) for name in shapes}, initialised_by_stock(model))
     other_sizes = [name for name, shape in shapes.items() if state[name].shape != shape]
     return list(missing), [left_out[target] for target in _strays(model, left_out)], other_sizes
-
-
-def _initialised_by_stock(model: PreTrainedModel) -> dict[str, bool]:
-    """Whether each model inside initialises itself by code of Transformers or of this package, by its name."""
-    models = ((path, module) for path, module in model.named_modules() if isinstance(module, PreTrainedModel))
-    return {path: is_stock(type(module)) for path, module in models}
 
 
 def _missing(model: PreTrainedModel, given: set[int], stocks: dict[str, bool]) -> Iterator[str]:
     """Names of the parameters that no file gives, without those that a class of Transformers computes."""
     ignored = "|".join(model._keys_to_ignore_on_load_missing or [])
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in given and not (ignored and _of(stocks, name) and re.search(ignored, name)):
+        if id(parameter) not in given and not (
+            ignored and stocks[name.rpartition(".")[0]] and re.search(ignored, name)
+        ):
             yield name
 
 
@@ -169,12 +165,6 @@ def _strays(model: PreTrainedModel, left_out: Iterable[str]) -> Iterator[str]:
             target in buffers or PASSED_OVER.search(target) or (ignored and re.search(ignored, target))
         ):
             yield target
-
-
-def _of(stocks: dict[str, bool], name: str) -> bool:
-    """Whether the innermost model around a tensor initialises it by code of Transformers or of this package."""
-    inside = [path for path in stocks if not path or name.startswith(f"{path}.")]
-    return stocks[max(inside, key=len)]
 
 
 def _is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:

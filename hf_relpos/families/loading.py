@@ -17,7 +17,7 @@ from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_
 from .family import Family
 from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, recognise
-from .registry import FAMILIES, resemblance as resemblance
+from .registry import FAMILIES, family_of, resemblance as resemblance
 
 
 # Fields of the source's config.json that do not describe the model.
@@ -25,17 +25,14 @@ NOT_KEPT = (
     *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"),
     *("torch_dtype", "transformers_version"),
 )
-DIRECT = tuple(family for family in FAMILIES.values() if family.read_directly)
 # Values of `model_type` of checkpoints that may be of another architecture, by their tensors.
-MARKED = {family.marks for family in DIRECT if family.signature_tensors}
+MARKED = {family.marks for family in FAMILIES.values() if family.told_by_tensors}
 
 
 def _family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
     """The directly read family that configuration or tensors show; None for none."""
-    model_type = str(config.get("model_type", "bert"))
-    marked = (family for family in DIRECT if family.marks == model_type and family.marked(config, names))
-    known = FAMILIES.get(model_type)
-    return next(marked, known if known in DIRECT else None)
+    family = FAMILIES.get(family_of(config, names)[0])
+    return family if family and family.read_directly else None
 
 
 def replaces_own_code(source: Any, config: Mapping[str, Any], hub: Mapping[str, Any]) -> bool:
@@ -48,7 +45,7 @@ def replaces_own_code(source: Any, config: Mapping[str, Any], hub: Mapping[str, 
     """
     if "auto_map" not in config and config.get("model_type", "bert") in CONFIG_MAPPING:
         return False
-    family = _family_of(config) or _family_of(config, _names_here(source, config, hub))
+    family = _family_of(config, _names_here(source, config, hub))
     return family is not None and family.stock is None
 
 
@@ -78,12 +75,9 @@ def refuse_converted_only(source: Any, config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: with the command that converts it.
     """
-    model_type = str(config.get("model_type") or "bert")
-    mark = f"model_type = {model_type!r}"
-    if config.get("use_relative_position"):
-        model_type, mark = "nezha", f"use_relative_position = {config['use_relative_position']!r}"
-    if model_type in FAMILIES and model_type not in CONFIG_MAPPING and FAMILIES[model_type] not in DIRECT:
-        raise ValueError(f"{source or 'BertConfig'}: {mark}: {conversion_of(model_type, source)}")
+    name, mark = family_of(config)
+    if name in FAMILIES and name not in CONFIG_MAPPING and not FAMILIES[name].read_directly:
+        raise ValueError(f"{source or 'BertConfig'}: {mark}: {conversion_of(name, source)}")
 
 
 def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -100,7 +94,7 @@ def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | No
         ValueError: for a configuration that has no counterpart here.
     """
     refuse_converted_only(source, config)
-    names = [] if _family_of(config) is not None else _names_here(source, config, {})
+    names = _names_here(source, config, {})
     return None if _family_of(config, names) is None else _fields(recognise(Path(str(source)), config, names))
 
 

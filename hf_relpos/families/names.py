@@ -1,11 +1,12 @@
 """Names of BERT's tensors in old files, in stock Transformers and here.
 
-old file  <-- RULES -->  stock BERT  <-- identity, except SCHEME and TABLE -->  relpos_bert
+old file  <-- the family's names, to_stock -->  stock BERT  <-- identity, except SCHEME and TABLE -->  relpos_bert
 
 Conversions rename tensors by these rules only. An export looks up the name in a file for each of our names.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -13,41 +14,11 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A renaming rule, in which `*` is the common part of both names.
-
-    Attributes:
-        old: name in the file.
-        new: name one step closer to stock BERT.
-    """
-
-    old: str
-    new: str
-
-    def rename(self, name: str) -> str | None:
-        """The new name, or None if the rule does not apply."""
-        start, end = self.old.split("*")
-        if len(name) <= len(start) + len(end) or not (name.startswith(start) and name.endswith(end)):
-            return None
-        return self.new.replace("*", name[len(start) : len(name) - len(end)])
-
-
-# Rules are applied in this order, each at most once. The results are names of a BERT with a head, whose encoder is
-# called `bert`.
-RULES = (
-    Rule("module.*", "*"),  # torch.nn.DataParallel
-    Rule("model.*", "*"),  # a wrapper's attribute
-    Rule("*.gamma", "*.weight"),  # TensorFlow's normalisations
-    Rule("*.beta", "*.bias"),
-    Rule("embeddings.*", "bert.embeddings.*"),  # BertModel's own dump
-    Rule("encoder.*", "bert.encoder.*"),
-    Rule("pooler.*", "bert.pooler.*"),
-)
-# BertModel is the encoder itself.
-BASE_RULES = (*RULES, Rule("bert.*", "*"))
-
+NONE: Mapping[str, str] = {}
+# Prefixes in front of any model: torch.nn.DataParallel, and a wrapper's attribute.
+WRAPPERS = ("module.", "model.")
+# TensorFlow's names of normalisations.
+TENSORFLOW = {"gamma": "weight", "beta": "bias"}
 # Buffers of older releases, which are not trained.
 BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids", "*.relative_positions_encoding.*")
 # Parameters of the position scheme, which stock BERT does not have.
@@ -78,18 +49,35 @@ TIES = (
 )
 
 
-def to_stock(name: str, rules: tuple[Rule, ...]) -> str:
-    """The name in stock BERT."""
-    for rule in rules:
-        name = rule.rename(name) or name
-    return name
+def rename(name: str, parts: Mapping[str, str], of_layers: Mapping[str, str]) -> str:
+    """Rename parts of a tensor's name, each once and in order.
+
+    Args:
+        parts: new by old parts, whole words between dots, anywhere in the name.
+        of_layers: the same for parts that follow the number of a layer.
+    """
+    dotted = f".{name}."
+    for old, new in parts.items():
+        dotted = dotted.replace(f".{old}.", f".{new}.", 1)
+    for old, new in of_layers.items():
+        dotted = re.sub(rf"(\.\d+)\.{re.escape(old)}\.", rf"\1.{new}.", dotted, count=1)
+    return dotted.strip(".")
 
 
-def from_stock(name: str, rules: Iterable[Rule]) -> str:
-    """The inverse of `to_stock`, by rules in an order in which none applies to the result of an earlier one."""
-    for rule in rules:
-        name = Rule(rule.new, rule.old).rename(name) or name
-    return name
+def to_stock(name: str, base: bool, parts: Mapping[str, str] = NONE, of_layers: Mapping[str, str] = NONE) -> str:
+    """The name in stock BERT.
+
+    Args:
+        name: a name in a file.
+        base: for BertModel, which is the encoder itself; in other classes it is called `bert`.
+        parts, of_layers: as for `rename`: the names of another family, and BERT's.
+    """
+    for wrapper in WRAPPERS:
+        name = name.removeprefix(wrapper)
+    name = rename(name, {**TENSORFLOW, **parts}, of_layers)
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):  # BertModel's own dump
+        name = f"bert.{name}"
+    return name.removeprefix("bert.") if base else name
 
 
 def is_buffer(name: str) -> bool:

@@ -5,91 +5,32 @@ has the same tensors, and other names there. Post-LN, SwiGLU, hardly any biases,
 other half, whose base the original raises for batches of more tokens than it was trained on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from .errors import ConversionError
-from .family import Family, Layout, Positions, Tensors, renamed
-from .fused import ROPE_FIELDS, Joint, join, other_scaling, other_value, projections, rope_options, split
-from .names import Rule, from_stock
+from .family import Family, Layout, Positions
+from .gte import OWN_CODE
+from .joints import Joint, projections, without_bias
+from .rotary import ROPE_FIELDS, other_scaling, rope_options
 
 
-THEIRS = {
-    "attn.out_proj": "attention.output.dense",
-    "mlp.fc2": "output.dense",
-    "norm1": "attention.output.LayerNorm",
-    "norm2": "output.LayerNorm",
-}
-HEAD = Rule("cls.predictions.transform.layer_norm.*", "cls.predictions.transform.LayerNorm.*")
-LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
-# Linear layers that have no bias here where it is zero.
-BIASED = (".attention.output.dense.", ".output.dense.")
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
-BERTS = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "resid_pdrop": "hidden_dropout_prob",
-    "attn_pdrop": "attention_probs_dropout_prob",
-}
-# Fields of the original code that have to be false, or this.
-ONLY: dict[str, Any] = {
-    "prenorm": False,
-    "use_rms_norm": False,
-    "parallel_block": False,
-    "causal": False,
-    "mlp_fc1_bias": False,
-    "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True,
-    "rotary_emb_scale_base": None,
-    "num_experts": 0,
-}
 
 
-def _size(config: Mapping[str, Any]) -> int:
-    return int(config.get("n_embd", config.get("hidden_size", 768)))
-
-
-JOINTS = (
-    projections(".attn.Wqkv.", _size),
-    Joint(
+def _joints(config: Mapping[str, Any]) -> Iterable[Joint]:
+    yield projections(".attn.Wqkv.")
+    yield Joint(
         (".mlp.fc12.", ".mlp.fc11."),
         (".intermediate.dense.",),
         lambda config, name, *halves: [torch.cat(halves)],
         lambda config, name, tensor: tensor.chunk(2),
-    ),
-)
-
-
-def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in tensors.items()}
-    found = split(JOINTS, config, found)
-    for name in [name for name in found if name.endswith((".attn.out_proj.weight", ".mlp.fc2.weight"))]:
-        tensor = found[name]
-        found.setdefault(f"{name.removesuffix('weight')}bias", tensor.new_zeros(len(tensor)))
-    return found
-
-
-def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    rules = (Rule("bert.*" if "n_embd" in config else "nomic_bert.*", "bert.*"), HEAD, *renamed(THEIRS))
-    packed: dict[str, torch.Tensor] = {}
-    for name, tensor in join(JOINTS, config, tensors).items():
-        their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
-        if name.endswith("bias") and any(each in name for each in BIASED) and not _has_bias(config, name):
-            if bool(tensor.any()):
-                raise ConversionError(f"{name} was trained, and NomicBERT has no such bias; keep the model as it is")
-        elif not name.startswith("pooler."):  # which an encoder does not have
-            packed[from_stock(their, rules)] = tensor
-    return packed
-
-
-def _has_bias(config: Mapping[str, Any], name: str) -> bool:
-    return bool(config.get("qkv_proj_bias" if ".attention." in name else "mlp_fc2_bias", False))
+    )
+    if not config.get("qkv_proj_bias", False):
+        yield without_bias(".attn.out_proj.weight", ".attention.output.dense")
+    if not config.get("mlp_fc2_bias", False):
+        yield without_bias(".mlp.fc2.weight", ".output.dense")
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,16 +58,6 @@ def _positions(config: Mapping[str, Any]) -> Positions:
 
 
 def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    if config.get("num_experts"):
-        return (
-            f"num_experts = {config['num_experts']!r}: a mixture of experts has no counterpart here. Its own code "
-            "reads it; Transformers' class nomic_bert does not, and starts new feed-forward parts without an error"
-        )
-    if reason := other_value(config, ONLY):
-        return reason
-    if config.get("activation_function", "swiglu") not in ACTIVATIONS:
-        known = ", ".join(map(repr, ACTIVATIONS))
-        return f"activation_function = {config['activation_function']!r}: only {known} have a counterpart here"
     if config.get("rotary_emb_fraction", 1.0) == 0:
         return "rotary_emb_fraction = 0: with absolute positions it is another model, which only its own code reads"
     return other_scaling(config)
@@ -136,31 +67,72 @@ FAMILIES: dict[str, Family] = {
     "nomic_bert": Family(
         class_prefixes=("NomicBert",),
         suffixes=("Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
-        rules=(
-            Rule("nomic_bert.*", "bert.*"),
-            Rule("emb_ln.*", "bert.emb_ln.*"),
-            *renamed(THEIRS),
-            Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
-            HEAD,
-        ),
+        title="NomicBERT",
+        parts={
+            "nomic_bert": "bert",
+            "emb_ln": "embeddings.LayerNorm",
+            "layers": "layer",
+            "cls.predictions.transform.layer_norm": "cls.predictions.transform.LayerNorm",
+        },
+        of_layers=lambda config: {
+            "attn.out_proj": "attention.output.dense",
+            "mlp.fc2": "output.dense",
+            "norm1": "attention.output.LayerNorm",
+            "norm2": "output.LayerNorm",
+        },
+        joints=_joints,
         dropped_fields=(
-            *ONLY,
             *ROPE_FIELDS,
-            *(
-                "activation_function dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln head_dim "
-                "max_trained_positions mlp_fc2_bias pad_vocab_size_multiple parallel_block_tied_norm qkv_proj_bias "
-                "reorder_and_upcast_attn rotary_emb_base rotary_emb_fraction rotary_emb_interleaved "
-                "rotary_scaling_factor use_flash_attn use_xentropy"
-            ).split(),
+            "dense_seq_output",
+            "embd_pdrop",
+            "fused_bias_fc",
+            "fused_dropout_add_ln",
+            "head_dim",
+            "max_trained_positions",
+            "mlp_fc2_bias",
+            "pad_vocab_size_multiple",
+            "parallel_block_tied_norm",
+            "qkv_proj_bias",
+            "reorder_and_upcast_attn",
+            "rotary_emb_base",
+            "rotary_emb_fraction",
+            "rotary_emb_interleaved",
+            "rotary_scaling_factor",
+            "use_flash_attn",
+            "use_xentropy",
         ),
-        renamed_fields=BERTS,
+        renamed_fields={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "n_positions": "max_position_embeddings",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "resid_pdrop": "hidden_dropout_prob",
+            "attn_pdrop": "attention_probs_dropout_prob",
+        },
+        only={
+            "num_experts": (
+                [0],
+                "its own code reads a mixture of experts; Transformers' class nomic_bert does not, and starts new "
+                "feed-forward parts without an error",
+            ),
+            "activation_function": (list(ACTIVATIONS), OWN_CODE),
+            "prenorm": ([False], OWN_CODE),
+            "use_rms_norm": ([False], OWN_CODE),
+            "parallel_block": ([False], OWN_CODE),
+            "causal": ([False], OWN_CODE),
+            "mlp_fc1_bias": ([False], OWN_CODE),
+            "scale_attn_by_inverse_layer_idx": ([False], OWN_CODE),
+            "scale_attn_weights": ([True], OWN_CODE),
+            "rotary_emb_scale_base": ([None], OWN_CODE),
+        },
         positions=_positions,
         fields=_fields,
-        unpack=_unpack,
-        pack=_pack,
+        written=lambda config: {"bert": "bert"} if "n_embd" in config else {},  # of the original code
+        pools=False,
         read_directly=True,
         unsupported_reason=_unsupported_reason,
-        title="NomicBERT",
         published={"rotary_scaling_factor": 2.0, "n_positions": 8192},
         layout=Layout("NomicBERT", (r"\.attn\.Wqkv\.", r"\.mlp\.fc1[12]\.")),
     )

@@ -13,19 +13,11 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .checkpoint import conversion_errors, tensor_names
 from .errors import ConversionError, UnsupportedError, abbreviate
-from .family import (
-    LEGACY_ATTENTION,
-    LEGACY_TYPES,
-    PRETRAINING,
-    TASK_TYPES,
-    Family,
-    LegacyAttention,
-    Positions,
-    first_class,
-)
-from .names import is_scheme, is_table, to_stock
+from .family import LEGACY_TERMS, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, Positions, first_class
+from .joints import Tensors, join, split
+from .names import is_scheme, is_table, rename, to_stock
 from .privacy import without_local_paths
-from .registry import FAMILIES, OWN, defaults_of, resemblance
+from .registry import FAMILIES, OWN, defaults_of, dropped_fields, family_of, resemblance
 
 
 # Fields of every family that are read before RelPosBertConfig checks them.
@@ -61,11 +53,11 @@ class CheckpointSpec:
     config: dict[str, Any]
 
     @property
-    def legacy_attention(self) -> LegacyAttention | None:
-        """Its self-attention, if Transformers v5 does not have it."""
+    def legacy_terms(self) -> str | None:
+        """Letters of the terms of its self-attention, if Transformers v5 does not have it."""
         if self.family is OWN or self.absolute or not isinstance(self.scheme, str):
             return None
-        return LEGACY_ATTENTION.get(self.scheme)
+        return LEGACY_TERMS.get(self.scheme)
 
     @property
     def has_token_types(self) -> bool:
@@ -81,16 +73,15 @@ class CheckpointSpec:
     def fields(self) -> dict[str, Any]:
         """Fields for BERT's configuration."""
         family = self.family
+        dropped = dropped_fields(family)
         fields = {
-            family.renamed_fields.get(key, key): value
-            for key, value in self.config.items()
-            if key not in family.dropped_fields
+            family.renamed_fields.get(key, key): value for key, value in self.config.items() if key not in dropped
         }
         fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
         own = family.fields(self.config)
         fields |= own
         if family.read_directly:
-            others = ("model_type", "tokenizer_class", *family.dropped_fields, *family.renamed_fields, *own)
+            others = ("model_type", "tokenizer_class", *dropped, *family.renamed_fields, *own)
             fields["converted_from"] = {name: self.config[name] for name in others if name in self.config}
         if family.layers:
             fields["num_hidden_layers"] = len(family.layers(self.config))
@@ -124,17 +115,19 @@ class CheckpointSpec:
         """The family's class by class of stock BERT; of two, the first."""
         return {stock: own for own, stock in reversed(self.family.heads(self.config).items())}
 
-    def unpack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def unpack(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
         """Convert tensors, by their names in a file, to tensors that correspond to BERT's one to one.
 
         Raises:
             ConversionError: for a shape that does not fit the configuration.
         """
-        return dict(tensors) if self.family.unpack is None else self.family.unpack(self.config, tensors)
+        joints = self.family.joints(self.config)
+        return split(joints, self.config, self.family.unpack(self.config, dict(tensors)))
 
-    def pack(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def pack(self, tensors: Tensors) -> Tensors:
         """The inverse of `unpack`."""
-        return dict(tensors) if self.family.pack is None else self.family.pack(self.config, tensors)
+        joints = self.family.joints(self.config)
+        return self.family.pack(self.config, join(joints, self.config, tensors))
 
     def rename(self, name: str, base: bool) -> list[str]:
         """The names in stock BERT for a tensor in a file: one, or one for each layer that shares it.
@@ -142,11 +135,22 @@ class CheckpointSpec:
         Args:
             base: for BertModel, which is the encoder itself.
         """
-        names = [name]
-        if self.family.layers:
-            shared = enumerate(self.family.layers(self.config))
+        names, family = [name], self.family
+        if family.layers:
+            shared = enumerate(family.layers(self.config))
             names = [name.replace(old, f"encoder.layer.{number}.") for number, old in shared if old in name] or names
-        return [to_stock(each, self.family.naming(base)) for each in names]
+        return [to_stock(each, base, family.parts, family.of_layers(self.config)) for each in names]
+
+    def original_name(self, name: str) -> str:
+        """The inverse of `rename` after `pack`, for a family without a class in Transformers; empty for none."""
+        family, config = self.family, self.config
+        if name.startswith("pooler.") and not family.pools:
+            return ""
+        parts = family.written(config)
+        parts |= {new: old for old, new in family.parts.items() if new not in parts}
+        if any(not own and f".{ours}." in f".{name}." for ours, own in parts.items()):
+            return ""
+        return rename(name, parts, {new: old for old, new in family.of_layers(config).items()})
 
 
 def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> CheckpointSpec:
@@ -174,16 +178,13 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"{_hint(folder, config)}"
         )
     names = list(names)
-    kind_of_files, mark = model_type, f"model_type = {model_type!r}"
-    for name, candidate in FAMILIES.items():
-        if candidate.marks == model_type and (found := candidate.marked(config, names)):
-            kind_of_files, mark = name, f"{found} marks a {name.upper()}"
+    kind_of_files, mark = family_of(config, names)
     family = FAMILIES[kind_of_files]
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**defaults_of(kind_of_files), **without_local_paths(config)}
     completed |= family.infer_from_tensors(completed, names)
     legacy = kind in family.legacy_types
-    if reason := family.unsupported_reason(completed):
+    if reason := family.refusal(completed):
         raise UnsupportedError(f"{folder}: {mark}, {reason}")
     positions = Positions(absolute=False, scheme=kind) if legacy else family.positions(completed)
     absolute = positions.absolute
@@ -198,7 +199,9 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
             f"converted{_hint(folder, config)}"
         )
-    return CheckpointSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
+    spec = CheckpointSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
+    _check_tables(spec, folder, names)
+    return spec
 
 
 def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
@@ -232,38 +235,26 @@ def _hint(folder: Path, config: Mapping[str, Any]) -> str:
     return f". {looks}" if looks else ""
 
 
-def check_tables(spec: CheckpointSpec, folder: Path, names: Iterable[str]) -> None:
-    """Reject weights that contradict the configuration.
-
-    Args:
-        spec: description of the source.
-        folder: folder of the source.
-        names: names of the tensors in the files.
-
+def _check_tables(spec: CheckpointSpec, folder: Path, names: list[str]) -> None:
+    """
     Raises:
         ConversionError: for missing relative tables, relative tables with an absolute configuration, and position
             tables in a family whose positions are computed.
     """
-    if spec.family is OWN:
-        return
-    names = list(names)
-    relative = [name for name in names if is_scheme(name)]
-    legacy = spec.legacy_attention
-    if legacy is None:
-        if relative:
-            raise ConversionError(
-                f"{folder}: the weights have tables of distances ({abbreviate(relative, 1)}), so the checkpoint is "
-                "relative already; set position_embedding_type in config.json to "
-                f"{' or '.join(map(repr, LEGACY_TYPES))}, whichever it was trained with"
-            )
-    elif not legacy.stored:
-        tables = [name for name in names if is_table(name) or is_scheme(name)]
-        if tables:
-            raise ConversionError(
+    relative, legacy = [name for name in names if is_scheme(name)], spec.legacy_terms
+    if spec.family.computes_positions:
+        if tables := [name for name in names if is_table(name) or is_scheme(name)]:
+            raise UnsupportedError(
                 f"{folder}: {spec.evidence}, whose positions are computed, but the weights hold "
                 f"{abbreviate(tables, 1)}: they belong to another model; correct config.json or restore the file"
             )
-    elif not relative:
+    elif legacy is None and relative:
+        raise ConversionError(
+            f"{folder}: the weights have tables of distances ({abbreviate(relative, 1)}), so the checkpoint is "
+            "relative already; set position_embedding_type in config.json to "
+            f"{' or '.join(map(repr, LEGACY_TYPES))}, whichever it was trained with"
+        )
+    elif legacy is not None and names and not relative:
         remedy = resemblance(names, folder, spec.config.get("model_type", "bert")) or (
             "Stock Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
         )

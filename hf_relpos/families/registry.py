@@ -5,7 +5,7 @@ docs/families.md.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -46,6 +46,20 @@ OTHER_LAYOUTS = {
 LAYOUTS = sorted({family.layout for family in FAMILIES.values() if family.layout}, key=lambda each: -len(each.tensors))
 
 
+def family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[str, str]:
+    """The name of a checkpoint's family, or its model_type if that is not known, and the field or tensor that tells.
+
+    Args:
+        config: content of config.json.
+        names: names of the tensors in its files; () if not known.
+    """
+    model_type, names = str(config.get("model_type") or "bert"), list(names)  # the first BERT files lack it
+    for name, family in FAMILIES.items():
+        if family.marks == model_type and (found := family.marked(config, names)):
+            return name, f"{found} marks a {name.upper()}"
+    return model_type, f"model_type = {model_type!r}"
+
+
 @functools.cache
 def defaults_of(name: str) -> dict[str, Any]:
     """What a family's configuration means where it leaves a field out: the defaults of its class in Transformers."""
@@ -60,16 +74,23 @@ def defaults_of(name: str) -> dict[str, Any]:
     return known
 
 
+def dropped_fields(family: Family) -> set[str]:
+    """Fields of a family's configuration that ours does not have, or that do not mean the same."""
+    own = CONFIG_MAPPING[family.stock]().to_dict() if family.stock else {}
+    missing = {*own, *family.only} - RelPosBertConfig().to_dict().keys()
+    return {*family.dropped_fields, *missing} - family.renamed_fields.keys()
+
+
 def layout_of(names: Iterable[str]) -> Layout | None:
     """The layout of tensors with these names, if it is known and not stock BERT's."""
     names = list(names)
-    return next((layout for layout in (*OTHER_LAYOUTS, *LAYOUTS) if layout.fits(names)), None)
+    return next((layout for layout in (*OTHER_LAYOUTS, *LAYOUTS) if layout.find(names)), None)
 
 
 def model_types(layout: Layout) -> list[str]:
     """Values of `model_type` of checkpoints with a layout."""
     names = [name for name, family in FAMILIES.items() if family.layout == layout]
-    return list(dict.fromkeys(FAMILIES[name].marks if FAMILIES[name].signature_tensors else name for name in names))
+    return list(dict.fromkeys(FAMILIES[name].marks if FAMILIES[name].told_by_tensors else name for name in names))
 
 
 def resemblance(names: Iterable[str], source: object, model_type: str = "") -> str:

@@ -8,8 +8,8 @@ import torch
 
 from ..host.declarations import ROFORMER_CAUSAL_MASK
 from .errors import ConversionError
-from .family import MOST, Family, Layout, Positions, Tensors, first_class
-from .names import Rule
+from .family import MOST, Family, Layout, Positions, first_class
+from .joints import Tensors
 
 
 TABLE = "encoder.embed_positions.weight"
@@ -24,7 +24,7 @@ def position_table(length: int, width: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1)).float()
 
 
-def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+def _unpack(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     """Remove the table, which is computed here."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TABLE)}
     for name in tensors.keys() - kept.keys():
@@ -40,7 +40,7 @@ def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tens
     return kept
 
 
-def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+def _pack(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     word = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
     prefix = word.removesuffix("embeddings.word_embeddings.weight")
     table = position_table(config["max_position_embeddings"], config["hidden_size"] // config["num_attention_heads"])
@@ -62,36 +62,35 @@ def _unsupported_reason(config: Mapping[str, Any]) -> str:
             "is_decoder = True: RoFormer's decoder sees the tokens to come in this release of Transformers, and ours "
             "does not; install a newer one, or set is_decoder to false"
         )
-    if not config.get("rotary_value", False):
-        return ""
-    return (
-        "rotary_value = True: with rotated values the outputs depend on absolute positions, which has no counterpart "
-        "here; AutoModel of Transformers reads it"
-    )
+    return ""
 
 
 FAMILIES: dict[str, Family] = {
     "roformer": Family(
         class_prefixes=("RoFormer",),
         suffixes=(*MOST, "ForCausalLM"),
-        rules=(
-            Rule("roformer.*", "bert.*"),
-            Rule("embeddings_project.*", "bert.embeddings_project.*"),
-            Rule("bert.embeddings_project.*", "bert.embeddings.embeddings_project.*"),
-            Rule("classifier.dense.*", "bert.pooler.dense.*"),
-            Rule("classifier.out_proj.*", "classifier.*"),
-        ),
+        title="RoFormer",
+        parts={
+            "roformer": "bert",
+            "embeddings_project": "embeddings.embeddings_project",
+            "classifier.dense": "pooler.dense",
+            "classifier.out_proj": "classifier",
+        },
         stock="roformer",
-        dropped_fields=("rotary_value",),
-        tokenizer="RoFormerTokenizer",
+        only={
+            "rotary_value": (
+                [False],
+                "with rotated values the outputs depend on absolute positions, which AutoModel of Transformers reads",
+            )
+        },
         positions=lambda config: Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"}),
+        tokenizer="RoFormerTokenizer",
         fields=_fields,
         unpack=_unpack,
         pack=_pack,
         read_directly=True,
         tolerance=1e-5,  # Transformers rounds the sinusoids to float32
         unsupported_reason=_unsupported_reason,
-        title="RoFormer",
         layout=Layout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",)),
     )
 }

@@ -18,8 +18,8 @@ def example(name: str) -> dict[str, Any]:
 def told_by(name: str, family: Family) -> str:
     """The fields and tensors by which a checkpoint of the family is recognised."""
     signs = [f"`{family.marker}`"] if family.marker else []
-    if family.signature_tensors:
-        names = [re.sub(r"\\\\?\.|\\", ".", mark.split("|")[0]).strip(".") for mark in family.signature_tensors]
+    if family.told_by_tensors and family.layout:
+        names = [re.sub(r"\W+", ".", mark.split("|")[0]).strip(".") for mark in family.layout.tensors]
         signs.append("tensors " + " and ".join(f"`{each}`" for each in names))
     if name in CONFIG_MAPPING or not signs:
         signs.insert(0, f"`model_type = {name!r}`")

@@ -14,31 +14,13 @@ from typing import Any
 import torch
 
 from .errors import ConversionError
-from .family import MOST, Family, Layout, Positions, Tensors, renamed
-from .fused import ROPE_FIELDS, hidden_size, join, other_scaling, projections, rope_options, split
-from .names import Rule, from_stock
+from .family import MOST, Family, Layout, Positions, first_class
+from .joints import Tensors, projections
+from .roberta import HEADS
+from .rotary import ROPE_FIELDS, other_scaling, rope_options
 
 
-THEIRS = {
-    "mixer.out_proj": "attention.output.dense",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-    "norm1": "attention.output.LayerNorm",
-    "norm2": "output.LayerNorm",
-}
-# in an order in which `from_stock` inverts them
-CLASSIFIER = (Rule("classifier.out_proj.*", "classifier.*"), Rule("classifier.dense.*", "bert.pooler.dense.*"))
-RULES = (
-    Rule("lm_head.dense.*", "cls.predictions.transform.dense.*"),
-    Rule("lm_head.layer_norm.*", "cls.predictions.transform.LayerNorm.*"),
-    Rule("lm_head.*", "cls.predictions.*"),
-    *renamed(THEIRS),
-    Rule("roberta.*", "bert.*"),
-)
-JOINTS = (projections(".mixer.Wqkv.", hidden_size),)
-LAYER, OUR_LAYER = "encoder.layers.", "encoder.layer."
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # that the original code takes
 
 
 def _is_rotary(config: Mapping[str, Any]) -> bool:
@@ -46,7 +28,7 @@ def _is_rotary(config: Mapping[str, Any]) -> bool:
     return bool(config.get("position_embedding_type", kind) == "rotary")
 
 
-def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+def _unpack(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     """Tensors with the LoRA weights of the field `lora_task` in them, or without any.
 
     Each is W + α / r · B A, with the matrices of the task; for embeddings with A and B exchanged. It is computed, and
@@ -76,25 +58,23 @@ def merged(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tenso
     return found
 
 
-def _unpack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
-    found = {name.replace(LAYER, OUR_LAYER): tensor for name, tensor in merged(config, tensors).items()}
-    return split(JOINTS, config, found)
-
-
-def _pack(config: Mapping[str, Any], tensors: Tensors) -> dict[str, torch.Tensor]:
+def _pack(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     if config.get("lora_adaptations"):
         raise ConversionError(
             f"lora_adaptations = {config['lora_adaptations']!r}: the LoRA weights of its tasks are merged or left "
             "out, and cannot be written back; keep the original"
         )
-    is_classifier = {"classifier.weight", "bert.pooler.dense.weight"} <= tensors.keys()
-    rules = (*CLASSIFIER, *RULES) if is_classifier else RULES
-    packed = {}
-    for name, tensor in join(JOINTS, config, tensors).items():
-        their = name.replace(OUR_LAYER, LAYER).replace("embeddings.LayerNorm.", "emb_ln.")
-        if name != "cls.predictions.bias":  # once, as the decoder's
-            packed[from_stock(their.replace("predictions.decoder.bias", "predictions.bias"), rules)] = tensor
-    return packed
+    return tensors
+
+
+def _written(config: Mapping[str, Any]) -> dict[str, str]:
+    is_classifier = first_class(config).endswith("ForSequenceClassification")
+    return {
+        "cls.predictions.bias": "",  # once, as the decoder's
+        "cls.predictions.decoder.bias": "lm_head.bias",
+        "classifier": "classifier.out_proj" if is_classifier else "classifier",
+        "bert.pooler.dense": "classifier.dense" if is_classifier else "bert.pooler.dense",
+    }
 
 
 def _positions(config: Mapping[str, Any]) -> Positions:
@@ -104,48 +84,49 @@ def _positions(config: Mapping[str, Any]) -> Positions:
     return Positions(absolute=False, scheme="rope", options=options)
 
 
-def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    kind = config.get("position_embedding_type", "absolute")
-    if kind not in ("absolute", "rotary"):
-        return f"position_embedding_type = {kind!r}: only 'absolute' and 'rotary' are read here"
-    if reason := other_scaling(config):
-        return reason
-    activation = config.get("hidden_act", "gelu")
-    if config.get("model_type") != "jina_embeddings_v3" and activation not in ACTIVATIONS:
-        return (
-            f"hidden_act = {activation!r}: the original code takes {', '.join(map(repr, ACTIVATIONS))} only; correct "
-            "config.json"
-        )
-    return ""
-
-
-def _family(prefix: str, title: str, **fields: Any) -> Family:
+def _family(prefix: str, title: str, only: dict[str, tuple[list[Any], str]], **fields: Any) -> Family:
     return Family(
         class_prefixes=(prefix,),
         suffixes=MOST,
-        rules=(
-            *CLASSIFIER,
-            *RULES,
-            Rule("emb_ln.*", "bert.emb_ln.*"),
-            Rule("bert.emb_ln.*", "bert.embeddings.LayerNorm.*"),
-        ),
+        title=title,
+        parts={"roberta": "bert", "emb_ln": "embeddings.LayerNorm", "layers": "layer", **HEADS},
+        of_layers=lambda config: {
+            "mixer.out_proj": "attention.output.dense",
+            "mlp.fc1": "intermediate.dense",
+            "mlp.fc2": "output.dense",
+            "norm1": "attention.output.LayerNorm",
+            "norm2": "output.LayerNorm",
+        },
+        joints=lambda config: [projections(".mixer.Wqkv.")],
         dropped_fields=(
             *ROPE_FIELDS,
-            *(
-                "emb_pooler fused_bias_fc load_trained_adapters lora_adaptations lora_alpha lora_dropout_p "
-                "lora_main_params_trainable lora_rank lora_task matryoshka_dimensions position_embedding_type "
-                "rotary_emb_base task_instructions truncate_dim use_flash_attn use_reentrant"
-            ).split(),
+            "emb_pooler",
+            "fused_bias_fc",
+            "load_trained_adapters",
+            "lora_adaptations",
+            "lora_alpha",
+            "lora_dropout_p",
+            "lora_main_params_trainable",
+            "lora_rank",
+            "lora_task",
+            "matryoshka_dimensions",
+            "position_embedding_type",
+            "rotary_emb_base",
+            "task_instructions",
+            "truncate_dim",
+            "use_flash_attn",
+            "use_reentrant",
         ),
+        only={"position_embedding_type": (["absolute", "rotary"], "other positions are not read here"), **only},
         always_gelu=True,
         positions=_positions,
         position_types=("rotary",),
         unpack=_unpack,
         pack=_pack,
+        written=_written,
         read_directly=True,
-        unsupported_reason=_unsupported_reason,
-        title=title,
-        layout=Layout("XLM-RoBERTa for flash attention", (r"\.mixer\.Wqkv\.",)),
+        unsupported_reason=other_scaling,
+        layout=Layout("XLM-RoBERTa for flash attention", (r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\.")),
         **fields,
     )
 
@@ -154,14 +135,23 @@ FAMILIES: dict[str, Family] = {
     "xlm_roberta_flash": _family(
         "XLMRoberta",
         "jina-embeddings-v3, jina-colbert-v2; jina-reranker-v2",
-        marks="xlm-roberta",
-        marker="use_flash_attn",
-        signature_tensors=(r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\."),
+        only={
+            "hidden_act": (
+                ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"],
+                "the original code does not take it, so correct config.json",
+            )
+        },
         defaults={"vocab_size": 250002, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         padding=lambda config: -1 if _is_rotary(config) else config["pad_token_id"],
+        marks="xlm-roberta",
+        marker="use_flash_attn",
+        told_by_tensors=True,
         published={"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
     ),
     "jina_embeddings_v3": _family(
-        "JinaEmbeddingsV3", "jina-embeddings-v3 of Transformers", published={"model_type": "jina_embeddings_v3"}
+        "JinaEmbeddingsV3",
+        "jina-embeddings-v3 of Transformers",
+        only={},
+        published={"model_type": "jina_embeddings_v3"},
     ),
 }

@@ -97,7 +97,7 @@ def refusals(name: str) -> list[str]:
     """
     family, reasons = FAMILIES[name], []
     for changes in PROBES.get(name, []):
-        reason = family.unsupported_reason({**example(name), **changes})
+        reason = family.refusal({**example(name), **changes})
         if not reason:
             raise SystemExit(f"PROBES[{name!r}]: {changes} is not refused any more; take it out")
         reasons.append(re.match(r"(?:[^:;{]|\{[^}]*\})*", reason)[0])  # the fields; the error says more
