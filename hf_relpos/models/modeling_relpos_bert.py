@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -34,19 +34,20 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     BaseModelOutputWithPoolingAndCrossAttentions,
 )
-from transformers.utils import logging
+from transformers.utils import ModelOutput, logging
 
 from ..attention.call import AttentionCall, LazyMask, SharedTerms
 from ..attention.context import AttentionContext, LayerInputs
 from ..attention.dispatch import AUTO, run_attention
 from ..attention.tracing import has_contents, is_traced
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import RowGroup, UnpaddedBatch
 from ..files import apply_umask
 from ..host.transformers import (
     ACT2FN,
     ALL_ATTENTION_FUNCTIONS,
     CACHE,
     BertEncoder,
+    BertIntermediate,
     BertLayer,
     BertOnlyMLMHead,
     BertOnlyNSPHead,
@@ -93,9 +94,9 @@ class RelPosBertEmbeddings(nn.Module):
 
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         past_length: int | torch.Tensor = 0,
         attention_mask: torch.Tensor | None = None,
@@ -112,32 +113,25 @@ class RelPosBertEmbeddings(nn.Module):
             IndexError: for ids outside an embedding table.
         """
         if inputs_embeds is None:
+            assert input_ids is not None  # the model has checked it
             inputs_embeds = look_up(self.word_embeddings, input_ids, "input_ids", "vocab_size", self.config.vocab_size)
         length = inputs_embeds.shape[1]
         embeddings = inputs_embeds
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
-            embeddings = embeddings + look_up(
-                self.token_type_embeddings,
-                token_type_ids,
-                "token_type_ids",
-                "type_vocab_size",
-                self.config.type_vocab_size,
-            )
-        if self.position_embeddings is not None:
-            computed = isinstance(self.position_embeddings, InputScheme)
-            if position_ids is not None and position_ids.dim() == 3:
-                if not computed or not self.position_embeddings.takes_grid:
-                    position_ids = None
-            if position_ids is None:
-                if hasattr(self.position_embeddings, "check_length"):  # a table with a maximum length
-                    self.position_embeddings.check_length(
-                        length if isinstance(past_length, torch.Tensor) else past_length + length
-                    )
+            table, size = self.token_type_embeddings, self.config.type_vocab_size
+            embeddings = embeddings + look_up(table, token_type_ids, "token_type_ids", "type_vocab_size", size)
+        module = self.position_embeddings
+        if module is not None:
+            takes_grid = isinstance(module, InputScheme) and module.takes_grid
+            if position_ids is None or (position_ids.dim() == 3 and not takes_grid):
+                check_length = getattr(module, "check_length", None)  # of a table with a maximum length
+                if check_length is not None:
+                    check_length(length if isinstance(past_length, torch.Tensor) else past_length + length)
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
-            vectors = self.position_embeddings(position_ids, *((embeddings, attention_mask) if computed else ()))
-            embeddings = embeddings + vectors.to(embeddings.dtype)
+            more = (embeddings, attention_mask) if isinstance(module, InputScheme) else ()
+            embeddings = embeddings + module(position_ids, *more).to(embeddings.dtype)
         if self.embeddings_project is None:
             return self.dropout(self.LayerNorm(embeddings))
         if self.projects_first:
@@ -169,10 +163,10 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if config.attention_biases is not None:
             for name in set(PROJECTIONS) - set(config.attention_biases):
                 setattr(self, name, nn.Linear(config.hidden_size, self.all_head_size, bias=False))
-        self.layer_norm_q, self.layer_norm_k = nn.Identity(), nn.Identity()
-        if config.extra_attention_norms:
-            norms = (nn.LayerNorm(self.all_head_size, eps=config.layer_norm_eps) for _ in range(2))
-            self.layer_norm_q, self.layer_norm_k = norms
+        size, eps = self.all_head_size, config.layer_norm_eps
+        self.layer_norm_q, self.layer_norm_k = (
+            nn.LayerNorm(size, eps=eps) if config.extra_attention_norms else nn.Identity() for _ in range(2)
+        )
         self.distance_embedding = build_scheme(config, layer_idx or 0)
 
     def forward(
@@ -185,8 +179,8 @@ class RelPosBertSelfAttention(BertSelfAttention):
         shared_terms: SharedTerms | None = None,
         kept: dict[Hashable, dict[Hashable, Any]] | None = None,
         past_key_values: Cache | None = None,
-        unpadded: tuple[Any, list["AttentionInputs"]] | None = None,
-        **kwargs,
+        unpadded: tuple[UnpaddedBatch, list[AttentionInputs]] | None = None,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Map hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K), if the backend has them.
 
@@ -222,7 +216,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         """The output for hidden_states (1, T, D) of a batch without its padding; `inputs` of each of its groups."""
         each, longest = iter(inputs), None  # the longest rows come first, and others may share their terms
 
-        def attend(group, *rows):
+        def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
             nonlocal longest
             query, key, value = map(self._split_heads, rows[:3])
             numbers = rows[3].transpose(1, 2) if len(rows) > 3 else None
@@ -273,8 +267,10 @@ class RelPosBertSelfAttention(BertSelfAttention):
         mask, context, shared, kept = inputs
         signature = self.distance_embedding.signature
         if shared is None or (shared.device, shared.signature) != (query.device, signature):
-            reused = longest is not None and longest.holds_for(context)
-            shared = longest if reused else self.make_terms(context, query, numbers)
+            if longest is not None and longest.holds_for(context):
+                shared = longest
+            else:
+                shared = self.make_terms(context, query, numbers)
         return AttentionCall(
             query,
             key,
@@ -308,11 +304,11 @@ class RelPosBertSelfAttention(BertSelfAttention):
         return SharedTerms(terms, scheme.signature, context, like)
 
 
-class RelPosBertGatedIntermediate(nn.Module):
+class RelPosBertGatedIntermediate(BertIntermediate):
     """act(W x) ∘ V x; `dense` is W above V."""
 
     def __init__(self, config: RelPosBertConfig):
-        super().__init__()
+        nn.Module.__init__(self)
         self.dense = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.intermediate_act_fn = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -345,7 +341,7 @@ class RelPosBertLayer(BertLayer):
             self.attention.output = RelPosBertTwiceNormedOutput(config)
         if config.is_gated:
             self.intermediate = RelPosBertGatedIntermediate(config)
-            self.output.dropout = nn.Identity()  # dropout is applied to the product
+            self.output.dropout = nn.Dropout(0.0)  # dropout is applied to the product
 
 
 class FirstLayerConvolution(nn.Module):
@@ -418,7 +414,7 @@ class RelPosBertEncoder(BertEncoder):
         layer_inputs: list[torch.Tensor] | None = None,
         real_tokens: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """As BertEncoder's.
 
@@ -441,9 +437,9 @@ class RelPosBertEncoder(BertEncoder):
             )
             if number == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, real_tokens)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, **{CACHE: cache if use_cache else None}
-        )
+        outputs = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states)
+        outputs[CACHE] = cache if use_cache else None
+        return outputs
 
 
 class RelPosBertPooler(BertPooler):
@@ -477,7 +473,7 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
 
     @property
-    def _supports_sdpa(self) -> bool:
+    def _supports_sdpa(self) -> bool:  # type: ignore[override]  # Transformers only reads it
         capabilities = INSTALLED.capabilities
         return capabilities is None or "sdpa" in capabilities.supported_implementations(self.config)
 
@@ -520,7 +516,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         return super().get_correct_attn_implementation(requested_attention or AUTO, is_init_check)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Any:
         """As in Transformers; also reads BERT checkpoints of Transformers ≤ 4.57 with relative positions.
 
         The installed package also reads other architectures with relative positions, those families that are
@@ -537,9 +535,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             kwargs["config"] = RelPosBertConfig.from_bert(kwargs["config"])
         return INSTALLED.loading.load(cls, super().from_pretrained, pretrained_model_name_or_path, args, kwargs)
 
-    def tie_weights(self, missing_keys=None, **kwargs):
+    def tie_weights(self, missing_keys: set[str] | None = None, *args: Any, **kwargs: Any) -> None:
         """As in Transformers, whose `from_pretrained` calls it with the names of missing weights."""
-        super().tie_weights(missing_keys=missing_keys, **kwargs)
+        super().tie_weights(missing_keys, *args, **kwargs)
         if missing_keys is not None:
             own, used = (f"cls.predictions.{name}" for name in ("bias", "decoder.bias"))
             if used in missing_keys and own not in missing_keys:
@@ -548,7 +546,9 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
                 missing_keys.discard(used)
             self._missing_from_base = frozenset(missing_keys)  # read by `loading.load` for adapters
 
-    def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs) -> None:
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
         """As in Transformers, but also saves the model's code, so that `trust_remote_code=True` loads it anywhere.
 
         The code is two files, made for this configuration, and `config.auto_map` names every head in them. Set
@@ -564,16 +564,17 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         elif getattr(self.config, "auto_map", None) is not None:
             del self.config.auto_map
         # classes loaded with `trust_remote_code` would copy their code themselves
-        self.config._auto_class = None
-        auto_class, type(self)._auto_class = type(self)._auto_class, None
+        self.config._auto_class = None  # type: ignore[misc]  # of this configuration alone, not of its class
+        auto_class = type(self)._auto_class
+        type(self)._auto_class = None
         try:
-            super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+            super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         finally:
             type(self)._auto_class = auto_class
         if is_main_process:
             apply_umask(Path(save_directory).glob("model*.safetensors"))
 
-    def _get_files_timestamps(self, working_dir) -> dict[str, float]:
+    def _get_files_timestamps(self, working_dir: str | os.PathLike[str]) -> dict[str, float]:
         """File times, by which `save_pretrained(push_to_hub=True)` skips old files; the saved code counts as new."""
         times = super()._get_files_timestamps(working_dir)
         return {name: time for name, time in times.items() if name not in (CONFIGURATION, MODELING)}
@@ -590,9 +591,9 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     A position is padding if its mask is 0 and its id is that of the padding token: others may be read, such as the
     query tokens of ColBERT. Of `inputs_embeds` the mask alone tells, and counts if `config.unpad_inputs` is set.
     """
-    config, mask = model.config, rows.key_mask
+    config, mask, can_unpad = model.config, rows.key_mask, model.can_unpad
     if (
-        not (config.unpad_inputs or model.can_unpad)
+        not (config.unpad_inputs or can_unpad)
         or mask is None
         or config.chunk_size_feed_forward
         or config.conv_kernel_size  # a convolution reads neighbouring tokens
@@ -602,11 +603,11 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     ):
         return None
     hidden = mask == 0
-    if config.unpad_inputs:
+    if can_unpad is None or config.unpad_inputs:
         pad = -1 if config.pad_token_id is None else config.pad_token_id
         is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
     else:
-        is_padding = model.can_unpad(model.encoder, rows)
+        is_padding = can_unpad(model.encoder, rows)
     return UnpaddedBatch.of(~hidden) if is_padding else None
 
 
@@ -615,12 +616,13 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
 
     # Whether padding may be taken out of a call, whatever the configuration says; `optimize` sets it on a live model.
     can_unpad: Callable[[nn.Module, Rows], bool] | None = None
+    encoder: RelPosBertEncoder
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
         RelPosBertPreTrainedModel.__init__(self, config)
         self.config = config
         self.gradient_checkpointing = False
-        self.embeddings = RelPosBertEmbeddings(config)
+        self.embeddings = RelPosBertEmbeddings(config)  # type: ignore[assignment]  # of BERT's it is no subclass
         self.encoder = RelPosBertEncoder(config)
         self.pooler = RelPosBertPooler(config) if add_pooling_layer else None
         self.position_inputs = PositionInputs.of(config)
@@ -645,8 +647,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         memory: SegmentMemory | None = None,
         memory_sink: list[SegmentMemory] | None = None,
         past_key_values: Cache | None = None,
-        **kwargs,
-    ) -> tuple[torch.Tensor] | BaseModelOutputWithPoolingAndCrossAttentions:
+        **kwargs: Any,
+    ) -> ModelOutput:
         """As BertModel's, with these differences.
 
         Args:
@@ -669,15 +671,10 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         """
         check_keywords(self, kwargs)
         cache = one_cache(cache, past_key_values)
-        rows = Rows(
-            input_ids if inputs_embeds is None else inputs_embeds,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            relation_ids,
-        )
-        if (input_ids is None) == (inputs_embeds is None):
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if tokens is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        rows = Rows(tokens, attention_mask, token_type_ids, position_ids, relation_ids)
         self._check_call(rows, inputs_embeds is None, cache is not None, kwargs.pop("is_causal", None))
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError(
@@ -707,7 +704,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
                 attention_mask=encoder_attention_mask,
                 encoder_hidden_states=encoder_hidden_states,
             )
-        layer_inputs = [] if self.config.memory_length and not caller_has_cache else None
+        layer_inputs: list[torch.Tensor] | None = [] if self.config.memory_length and not caller_has_cache else None
         is_alone = all(each is None for each in (cache, encoder_hidden_states, memory, layer_inputs))
         unpadded = unpadded_batch(self, rows, kwargs) if is_alone else None
         if unpadded is None:
@@ -790,7 +787,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         device, dtype = states.device, states.dtype
         if device.type != "meta" and torch.is_autocast_enabled(device.type):  # autocast fails on the meta device
             dtype = torch.get_autocast_dtype(device.type)
-        layer = self.encoder.layer[0].attention.self
+        layer = cast(RelPosBertSelfAttention, self.encoder.get_submodule("layer.0.attention.self"))
         terms = layer.make_terms(context, torch.empty(0, layer.attention_head_size, device=device, dtype=dtype))
         if not is_traced():  # in a graph nobody reads it
             _ = terms.toeplitz  # made here, and not in a layer
@@ -808,6 +805,23 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         return found
 
 
+class RelPosBertHead(RelPosBertPreTrainedModel):
+    """A relative BERT with a head; `forward` is that of the class of Transformers which a subclass also inherits."""
+
+    pools = True  # whether the head reads the pooled output
+    bert: BertModel
+
+    def __init__(self, config: RelPosBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = RelPosBertModel(config, add_pooling_layer=self.pools)
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: RelPosBertConfig) -> None:
+        """Make the modules of the head."""
+
+
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
     """Give the decoder, which is tied to the word embeddings, their width, as in ALBERT and ELECTRA."""
     size, predictions = config.input_size, head.predictions
@@ -817,127 +831,114 @@ def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBer
         predictions.decoder = nn.Linear(size, config.vocab_size)
 
 
+def _classifier(config: RelPosBertConfig, outputs: int) -> tuple[nn.Dropout, nn.Linear]:
+    dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    return nn.Dropout(dropout), nn.Linear(config.hidden_size, outputs)
+
+
 @carries_memory
-class RelPosBertForPreTraining(RelPosBertPreTrainedModel, BertForPreTraining):
+class RelPosBertForPreTraining(RelPosBertHead, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
-        self.bert = RelPosBertModel(config)
+    def add_head(self, config: RelPosBertConfig) -> None:
         self.cls = BertPreTrainingHeads(config)
         _fit_decoder(self.cls, config)
-        self.post_init()
 
 
 @carries_memory
-class RelPosBertForMaskedLM(RelPosBertPreTrainedModel, BertForMaskedLM):
+class RelPosBertForMaskedLM(RelPosBertHead, BertForMaskedLM):
     """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
+    pools = False
+
+    def add_head(self, config: RelPosBertConfig) -> None:
         if config.is_decoder:
             logger.warning("RelPosBertForMaskedLM with config.is_decoder = True masks the future; set it to False.")
-        self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         _fit_decoder(self.cls, config)
-        self.post_init()
 
 
 @carries_memory
-class RelPosBertLMHeadModel(RelPosBertPreTrainedModel, BertLMHeadModel):
+class RelPosBertLMHeadModel(RelPosBertHead, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
 
+    pools = False
     accepts_loss_kwargs = True  # its loss takes `num_items_in_batch`
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
+    def add_head(self, config: RelPosBertConfig) -> None:
         if not config.is_decoder:
             logger.warning("RelPosBertLMHeadModel with config.is_decoder = False sees the future; set it to True.")
         self.loss_type = "ForCausalLM"  # Transformers derives it from class names, but not from BERT's
-        self.bert = RelPosBertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         _fit_decoder(self.cls, config)
-        self.post_init()
 
-    def _expand_inputs_for_generation(self, expand_size: int = 1, memory: SegmentMemory | None = None, **kwargs):
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, *args: Any, memory: SegmentMemory | None = None, **kwargs: Any
+    ) -> tuple[torch.LongTensor, dict[str, Any]]:
         """As in Transformers, which does not expand a memory: each beam gets that of its row."""
-        input_ids, kwargs = super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
+        expand = super()._expand_inputs_for_generation  # type: ignore[misc]  # its `self` is typed by a protocol
+        input_ids, kwargs = expand(expand_size, *args, **kwargs)
         if memory is not None:
             rows = torch.arange(memory.mask.shape[0], device=memory.mask.device)
             kwargs["memory"] = memory.select(rows.repeat_interleave(expand_size))
         return input_ids, kwargs
 
     @staticmethod
-    def create_masks_for_generate(config, inputs_embeds, attention_mask, cache=None, past_key_values=None, **kwargs):
+    def create_masks_for_generate(
+        config: PreTrainedConfig,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: Cache | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor | BlockMask | None:
         """The mask that `generate` prepares for a static cache; that of Transformers lacks attention windows."""
         cache, rows = one_cache(cache, past_key_values), Rows(inputs_embeds, attention_mask)
         return indexed_sequence(config, rows, cache).tensor_mask(config, rows, inputs_embeds, cache)
 
 
 @carries_memory
-class RelPosBertForNextSentencePrediction(RelPosBertPreTrainedModel, BertForNextSentencePrediction):
+class RelPosBertForNextSentencePrediction(RelPosBertHead, BertForNextSentencePrediction):
     """Next sentence head on a relative BERT; `forward` as BertForNextSentencePrediction's."""
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
-        self.bert = RelPosBertModel(config)
+    def add_head(self, config: RelPosBertConfig) -> None:
         self.cls = BertOnlyNSPHead(config)
-        self.post_init()
-
-
-def _classifier_dropout(config: RelPosBertConfig) -> nn.Dropout:
-    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
 @carries_memory
-class RelPosBertForSequenceClassification(RelPosBertPreTrainedModel, BertForSequenceClassification):
+class RelPosBertForSequenceClassification(RelPosBertHead, BertForSequenceClassification):
     """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        self.config = config
-        self.bert = RelPosBertModel(config)
-        self.dropout = _classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+    def add_head(self, config: RelPosBertConfig) -> None:
+        self.dropout, self.classifier = _classifier(config, len(config.id2label or ()))
 
 
 @carries_memory
-class RelPosBertForMultipleChoice(RelPosBertPreTrainedModel, BertForMultipleChoice):
+class RelPosBertForMultipleChoice(RelPosBertHead, BertForMultipleChoice):
     """Multiple choice on a relative BERT; `forward` as BertForMultipleChoice's."""
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
-        self.bert = RelPosBertModel(config)
-        self.dropout = _classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
+    def add_head(self, config: RelPosBertConfig) -> None:
+        self.dropout, self.classifier = _classifier(config, 1)
 
 
 @carries_memory
-class RelPosBertForTokenClassification(RelPosBertPreTrainedModel, BertForTokenClassification):
+class RelPosBertForTokenClassification(RelPosBertHead, BertForTokenClassification):
     """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        self.bert = RelPosBertModel(config, add_pooling_layer=False)
-        self.dropout = _classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+    pools = False
+
+    def add_head(self, config: RelPosBertConfig) -> None:
+        self.dropout, self.classifier = _classifier(config, len(config.id2label or ()))
 
 
 @carries_memory
-class RelPosBertForQuestionAnswering(RelPosBertPreTrainedModel, BertForQuestionAnswering):
+class RelPosBertForQuestionAnswering(RelPosBertHead, BertForQuestionAnswering):
     """Extractive question answering on a relative BERT; `forward` as BertForQuestionAnswering's."""
 
-    def __init__(self, config: RelPosBertConfig):
-        RelPosBertPreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        self.bert = RelPosBertModel(config, add_pooling_layer=False)
-        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+    pools = False
+
+    def add_head(self, config: RelPosBertConfig) -> None:
+        self.qa_outputs = nn.Linear(config.hidden_size, len(config.id2label or ()))
 
 
 # The Auto class of each head: registration and `auto_map` read it from here.

@@ -8,6 +8,7 @@ The backward computes the chunk's probabilities again, unless they were kept. It
 through the same views.
 """
 
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,8 +21,11 @@ from .chunks import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 from .relative_shift import Diagonals, add_product, diagonal_sums
 
 
+TERMS = ("A", "B", "c", "V", "dense")
+
+
 class Inputs(NamedTuple):
-    """The tensors of a call: content q̂ + u, query q̂ (the same object if there is no u), key, value, and terms."""
+    """The tensors of a call: content q̂ + u, query q̂ (the same object if there is no u), key, value, and `TERMS`."""
 
     content: torch.Tensor
     query: torch.Tensor
@@ -62,28 +66,33 @@ class HeadGroup:
         self.query = None if inputs.query is inputs.content else self.by_position(inputs.query)
         self.grid = self.content.shape[2], self.content.shape[0]  # (h, r)
         self.count = self.grid[0] * self.grid[1]
-        self.keys = inputs.key.shape[2]
+        self.inputs, self.keys = inputs, inputs.key.shape[2]
         self.key, self.value = (self.padded(self.by_head(x)) for x in (inputs.key, inputs.value))
         terms = call.terms
         self.A, self.V = self.diagonals(inputs.A, terms.query_table), self.diagonals(inputs.V, terms.value_table)
-        self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.terms.allow)
+        self.B = self.diagonals(inputs.B, None)
+        self.c = None if inputs.c is None else self.of_heads(inputs.c)
         self.near = self.c  # with the lowest number where keys are too far to weigh anything
-        if call.far is not None:
+        if self.c is not None and call.far is not None:
             self.near = self.c.masked_fill(self.of_heads(call.far), torch.finfo(self.c.dtype).min)
+        self.allow = None if terms.allow is None else self.of_heads(terms.allow)
         self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
         self.mask = None if call.tensor_mask is None else self.by_head(call.tensor_mask)
-        self.B = self.diagonals(inputs.B, None)
-        self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
 
-    def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
+    @cached_property
+    def key_by_position(self) -> torch.Tensor:
+        """The keys by position, contiguous, for the products with B."""
+        return self.by_position(self.inputs.key).contiguous()
+
+    def of_heads(self, table: torch.Tensor) -> torch.Tensor:
         """Return the part of a table, (H or 1, …), that belongs to these heads."""
-        return table if table is None or table.shape[0] == 1 else table[self.heads]
+        return table if table.shape[0] == 1 else table[self.heads]
 
     def diagonals(self, table: torch.Tensor | None, of: OffsetTable | None) -> Diagonals | None:
         """Return `Diagonals` for the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
-        return (
-            None if table is None else Diagonals(self.of_heads(table), (1, 1) if of is None else of.clamped, self.grid)
-        )
+        if table is None:
+            return None
+        return Diagonals(self.of_heads(table), (1, 1) if of is None else of.clamped, self.grid)
 
     def by_head(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the part of a tensor (B or 1, H or 1, …) for these heads and rows, (h or 1, r or 1, …)."""
@@ -139,18 +148,16 @@ class HeadGroup:
 
     def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
         """Set the scores of pairs that the mask hides to a value."""
-        if not chunk.is_masked:
-            return
         if chunk.hidden is not None:
             by_head = part.columns.unflatten(0, self.grid)
             for columns, hidden in chunk.hidden[index]:
                 by_head[..., columns].masked_fill_(hidden.transpose(0, 1), value)
-            return
-        by_head = part.pairs.unflatten(0, self.grid)
-        begin, count = chunk.key_ranges[index]
-        mask = self.mask[..., begin : begin + count]
-        constant = mask.shape[2] == 1 or mask.stride(2) == 0
-        by_head.masked_fill_(~(mask[:, :, :1] if constant else self.rows_of(mask, chunk)), value)
+        elif chunk.is_masked and self.mask is not None:
+            begin, count = chunk.key_ranges[index]
+            mask = self.mask[..., begin : begin + count]
+            constant = mask.shape[2] == 1 or mask.stride(2) == 0
+            visible = mask[:, :, :1] if constant else self.rows_of(mask, chunk)
+            part.pairs.unflatten(0, self.grid).masked_fill_(~visible, value)
 
     def by_pair(self, scalars: torch.Tensor, chunk: QueryChunk, index: int) -> torch.Tensor:
         """View scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n), with overlapping rows."""
@@ -188,10 +195,11 @@ class HeadGroup:
             by_head = scores.unflatten(0, self.grid)
             if self.A is not None:
                 self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
-            if self.c is not None:
-                by_pair = self.by_pair(self.near if chunk.skips_far else self.c, chunk, index)
+            bias = self.near if chunk.skips_far else self.c
+            if bias is not None:
+                by_pair = self.by_pair(bias, chunk, index)
                 by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
-            beta = float(self.A is not None or self.c is not None)
+            beta = float(self.A is not None or bias is not None)
             part.columns.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
             if self.B is not None:
                 begin, count = chunk.key_ranges[index]
@@ -245,13 +253,12 @@ class HeadGroup:
             kept.append(buffer if no_copy else buffer.clone())
         for index, factors in enumerate(self.dropout_factors(chunk, generator)):
             self.range_of(buffer, chunk, index).columns.mul_(factors)
-        out = None
+        out = self.by_row(self.value.new_zeros(self.count, chunk.rows, self.value.shape[2])).transpose(1, 2)
         for index in range(len(chunk.key_ranges)):
             part = self.range_of(buffer, chunk, index)
-            found = self.by_row(torch.bmm(part.columns, self.value[:, part.keys])).transpose(1, 2)
-            out = found if out is None else out.add_(found)
+            out += self.by_row(torch.bmm(part.columns, self.value[:, part.keys])).transpose(1, 2)
             if self.V is not None:
-                out = out.add_(self.V.weighed(part.pairs, self.first_row(chunk, index)))
+                out += self.V.weighed(part.pairs, self.first_row(chunk, index))
         if generator is not None:
             out /= self.call.keep_probability
         return out.flip(1)
@@ -287,7 +294,7 @@ class HeadGroup:
             buffer = probabilities if generator is None else self.buffer("scores", chunk).copy_(probabilities)
         gradients = self.buffer("gradients", chunk)
         kept = self.dropout_factors(chunk, generator)
-        mean = 0.0  # Σ_j α_ij ∂α_ij
+        mean = content.new_zeros(self.count, chunk.rows, 1)  # Σ_j α_ij ∂α_ij
         for index in range(len(chunk.key_ranges)):
             part = self.range_of(gradients, chunk, index)
             columns, beta = part.columns, float(self.V is not None)
@@ -297,10 +304,10 @@ class HeadGroup:
             columns.baddbmm_(d_out, self.value[:, part.keys].transpose(1, 2), beta=beta)
             if kept:
                 columns.mul_(kept[index])
-            weights = self.range_of(buffer, chunk, index).columns
-            products = torch.mul(columns, weights, out=workspace("products", columns.shape, columns.dtype))
-            mean = mean + products.sum(-1, keepdim=True)
-        d_content, d_query = 0.0, 0.0
+            weights = self.range_of(buffer, chunk, index)
+            products = torch.mul(columns, weights.columns, out=workspace("products", columns.shape, columns.dtype))
+            mean += products.sum(-1, keepdim=True)
+        d_content, d_query = torch.zeros_like(content), torch.zeros_like(query)
         for index, (begin, count) in enumerate(chunk.key_ranges):
             part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
             scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
@@ -314,27 +321,29 @@ class HeadGroup:
                 self.hide_masked(part, chunk, index, 0.0)
             add_product(total.value[:, keys], weights.columns.transpose(1, 2), d_out)
             add_product(total.key[:, keys], part.columns.transpose(1, 2), content, terms.scale)
-            d_content = d_content + torch.bmm(part.columns, self.key[:, keys])
+            d_content += torch.bmm(part.columns, self.key[:, keys])
             if self.B is not None:
                 by_position = self.key_by_position[:, begin : begin + count]
-                weighed = self.B.weighed(scores.transpose(1, 2), first, self.of_heads(total.B), by_position)
+                weighed = self.B.weighed(scores.transpose(1, 2), first, self.of_heads(total.terms["B"]), by_position)
                 total.key[:, begin : begin + count] += self.matrices(weighed)
             if self.V is not None:
-                self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
+                self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.terms["V"]))
             if self.A is not None:
-                d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
-            if self.c is not None:
-                by_offset = diagonal_sums(scores.unflatten(0, self.grid).sum(1), total.c.dtype)
-                into = self.of_heads(total.c)[:, first : first + by_offset.shape[1]]
+                d_query += self.A.weighed(scores, first, self.of_heads(total.terms["A"]), query)
+            if "c" in total.terms:
+                into = self.of_heads(total.terms["c"])
+                by_offset = diagonal_sums(scores.unflatten(0, self.grid).sum(1), into.dtype)
+                into = into[:, first : first + by_offset.shape[1]]
                 into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
-            if total.dense is not None:
-                into = self.by_head(total.dense)[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
+            if "dense" in total.terms:
+                into = self.by_head(total.terms["dense"])
+                into = into[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
                 into += scores.flip(1).unflatten(0, self.grid).sum_to_size(into.shape)
         rows = (self.rows, self.heads, slice(chunk.first, chunk.first + chunk.rows))
         d_content = self.by_row(d_content * terms.scale).transpose(1, 2)
-        if self.query is None:
+        if total.query is None:
             d_content = d_content + d_query
-        elif self.A is not None:
+        else:
             total.query[rows] = d_query.flip(1).transpose(1, 2)
         total.content[rows] = d_content.flip(1).transpose(1, 2)
 
@@ -344,23 +353,20 @@ class Gradients:
 
     def __init__(self, inputs: Inputs, needs_dense: bool):
         self.content = torch.empty_like(inputs.content)
-        self.query = None if inputs.query is inputs.content else torch.zeros_like(inputs.query)
-        tables = (inputs.A, inputs.B, inputs.c, inputs.V)
-        self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in tables)
-        self.dense = zeros_like_sum(inputs.dense) if needs_dense else None
+        self.query = None if inputs.query is inputs.content else torch.empty_like(inputs.query)
+        self.terms: dict[str, torch.Tensor] = {}  # of the terms that the call has
+        for name in TERMS:
+            table = getattr(inputs, name)
+            if table is not None and (needs_dense or name != "dense"):
+                self.terms[name] = zeros_like_sum(table)
 
     def start_group(self, group: HeadGroup) -> None:
         """Make zeros for the gradients of another group's key and value."""
         self.key, self.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
 
     def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
-        """Return the gradients of A, B, c, V and dense, in the dtypes of these."""
-        names = ("A", "B", "c", "V", "dense")
-        sums = (getattr(self, name) for name in names)
-        return [
-            None if total is None else total.to(getattr(inputs, name).dtype)
-            for name, total in zip(names, sums, strict=True)
-        ]
+        """Return the gradients of `TERMS`, in the dtypes of these."""
+        return [self.terms[name].to(getattr(inputs, name).dtype) if name in self.terms else None for name in TERMS]
 
 
 def zeros_like_sum(like: torch.Tensor) -> torch.Tensor:
