@@ -42,14 +42,20 @@ class Range(NamedTuple):
     """A range of keys in a buffer of a chunk.
 
     Attributes:
+        number: of the range in the chunk.
+        first: the row of the tables for the last query, i' = 0, and the first key.
+        keys: the keys of the pairs.
         pairs: the columns of the pairs, (g, m, n).
+        padded_keys: the keys of all columns.
         columns: all columns of the range with its padding, (g, m, c).
-        keys: the keys of all these columns.
     """
 
-    pairs: torch.Tensor
-    columns: torch.Tensor
+    number: int
+    first: int
     keys: slice
+    pairs: torch.Tensor
+    padded_keys: slice
+    columns: torch.Tensor
 
 
 class HeadGroup:
@@ -121,11 +127,6 @@ class HeadGroup:
         keys = keys.reshape(self.count, keys.shape[2], -1)
         return keys.contiguous() if has_onednn_bmm(keys.dtype) else keys
 
-    def first_row(self, chunk: QueryChunk, index: int) -> int:
-        """Return the row of the tables for the last query, i' = 0, and the first key of a range."""
-        last = self.call.start + chunk.first + chunk.rows - 1
-        return chunk.key_ranges[index][0] - last - self.call.terms.low
-
     def rows_of(self, tensor: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
         """Return the chunk's rows, last first, of a tensor (h or 1, r or 1, L, …)."""
         return tensor[:, :, chunk.first : chunk.first + chunk.rows].flip(2)
@@ -138,45 +139,49 @@ class HeadGroup:
         """Return a buffer for all columns of a chunk, (g, m, N)."""
         return workspace(name, (self.count, chunk.rows, chunk.width), self.key.dtype)
 
-    @staticmethod
-    def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
-        """Return a range of keys in a buffer, (g, m, N)."""
-        (begin, count), at, end = chunk.key_ranges[index], chunk.begins[index], chunk.begins[index + 1]
-        return Range(buffer[:, :, at : at + count], buffer[:, :, at:end], slice(begin, begin + end - at))
+    def ranges(self, buffer: torch.Tensor, chunk: QueryChunk) -> list[Range]:
+        """Return the ranges of keys in a buffer, (g, m, N)."""
+        last, found = self.call.start + chunk.first + chunk.rows - 1, []
+        for index, (begin, count) in enumerate(chunk.key_ranges):
+            at, end = chunk.begins[index], chunk.begins[index + 1]
+            first, keys = begin - last - self.call.terms.low, slice(begin, begin + count)
+            pairs, columns = buffer[:, :, at : at + count], buffer[:, :, at:end]
+            found.append(Range(index, first, keys, pairs, slice(begin, begin + end - at), columns))
+        return found
 
     # Masks: pairs that are hidden, and the value that their scores get -----------------------------------------------
 
-    def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+    def hide_masked(self, part: Range, chunk: QueryChunk, value: float) -> None:
         """Set the scores of pairs that the mask hides to a value."""
         if chunk.hidden is not None:
             by_head = part.columns.unflatten(0, self.grid)
-            for columns, hidden in chunk.hidden[index]:
+            for columns, hidden in chunk.hidden[part.number]:
                 by_head[..., columns].masked_fill_(hidden.transpose(0, 1), value)
         elif chunk.is_masked and self.mask is not None:
-            begin, count = chunk.key_ranges[index]
-            mask = self.mask[..., begin : begin + count]
+            mask = self.mask[..., part.keys]
             constant = mask.shape[2] == 1 or mask.stride(2) == 0
             visible = mask[:, :, :1] if constant else self.rows_of(mask, chunk)
             part.pairs.unflatten(0, self.grid).masked_fill_(~visible, value)
 
-    def by_pair(self, scalars: torch.Tensor, chunk: QueryChunk, index: int) -> torch.Tensor:
+    @staticmethod
+    def by_pair(scalars: torch.Tensor, part: Range) -> torch.Tensor:
         """View scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n), with overlapping rows."""
-        scalars, first = scalars.contiguous(), self.first_row(chunk, index)
-        shape = (scalars.shape[0], 1, chunk.rows, chunk.key_ranges[index][1])
-        return scalars.as_strided(shape, (scalars.stride(0), 0, 1, 1), scalars.storage_offset() + first)
+        scalars = scalars.contiguous()
+        shape = (scalars.shape[0], 1, *part.pairs.shape[1:])
+        return scalars.as_strided(shape, (scalars.stride(0), 0, 1, 1), scalars.storage_offset() + part.first)
 
-    def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+    def hide(self, part: Range, chunk: QueryChunk, value: float) -> None:
         """Set the scores of pairs that the mask, causality or the scheme hide to a value."""
-        self.hide_masked(part, chunk, index, value)
-        begin, count = chunk.key_ranges[index]
-        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
+        self.hide_masked(part, chunk, value)
+        count = part.pairs.shape[2]
+        own = self.call.start + chunk.first - part.keys.start  # the column of the key at the first query's position
         if self.call.causal and own + 1 < count:
             from_column = max(own, 0)
             column = torch.arange(from_column - own, count - own, device=part.pairs.device)
             pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=part.pairs.device)[:, None]
             part.pairs[:, :, from_column:].masked_fill_(pairs, value)
         if self.allow is not None:
-            part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
+            part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, part), value)
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 
@@ -189,31 +194,27 @@ class HeadGroup:
             content: q̂ + u, the chunk's queries as matrices, (g, m, d).
             query: q̂, the chunk's queries by position, (r, m, h, d).
         """
-        for index in range(len(chunk.key_ranges)):
-            part = self.range_of(buffer, chunk, index)
-            scores, keys = part.pairs, part.keys
-            by_head = scores.unflatten(0, self.grid)
+        bias = self.near if chunk.skips_far else self.c
+        beta = float(self.A is not None or bias is not None)
+        for part in self.ranges(buffer, chunk):
+            by_head = part.pairs.unflatten(0, self.grid)
             if self.A is not None:
-                self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
-            bias = self.near if chunk.skips_far else self.c
+                self.A.add_to(part.pairs, query, part.first, fresh=True)
             if bias is not None:
-                by_pair = self.by_pair(bias, chunk, index)
+                by_pair = self.by_pair(bias, part)
                 by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
-            beta = float(self.A is not None or bias is not None)
-            part.columns.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
+            keys = self.key[:, part.padded_keys].transpose(1, 2)
+            part.columns.baddbmm_(content, keys, beta=beta, alpha=self.call.terms.scale)
             if self.B is not None:
-                begin, count = chunk.key_ranges[index]
-                by_position = self.key_by_position[:, begin : begin + count]
-                self.B.add_to(scores.transpose(1, 2), by_position, self.first_row(chunk, index))
+                self.B.add_to(part.pairs.transpose(1, 2), self.key_by_position[:, part.keys], part.first)
             if self.dense is not None:
-                by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
-            self.hide(part, chunk, index, torch.finfo(buffer.dtype).min)
-            if part.columns.shape[2] > scores.shape[2]:
-                part.columns[:, :, scores.shape[2] :] = -torch.inf
+                by_head += self.rows_of(self.dense, chunk)[..., part.keys]
+            self.hide(part, chunk, torch.finfo(buffer.dtype).min)
+            part.columns[:, :, part.pairs.shape[2] :] = -torch.inf
         torch.softmax(buffer, dim=-1, out=buffer)
         if self.allow is not None:  # a query that may attend to no key gets zeros
-            for index in range(len(chunk.key_ranges)):
-                self.hide(self.range_of(buffer, chunk, index), chunk, index, 0.0)
+            for part in self.ranges(buffer, chunk):
+                self.hide(part, chunk, 0.0)
         return buffer
 
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
@@ -251,14 +252,14 @@ class HeadGroup:
         self.probabilities(chunk, self.matrices(content), query, buffer)
         if kept is not None:
             kept.append(buffer if no_copy else buffer.clone())
-        for index, factors in enumerate(self.dropout_factors(chunk, generator)):
-            self.range_of(buffer, chunk, index).columns.mul_(factors)
+        factors = self.dropout_factors(chunk, generator)
         out = self.by_row(self.value.new_zeros(self.count, chunk.rows, self.value.shape[2])).transpose(1, 2)
-        for index in range(len(chunk.key_ranges)):
-            part = self.range_of(buffer, chunk, index)
-            out += self.by_row(torch.bmm(part.columns, self.value[:, part.keys])).transpose(1, 2)
+        for part in self.ranges(buffer, chunk):
+            if factors:
+                part.columns.mul_(factors[part.number])
+            out += self.by_row(torch.bmm(part.columns, self.value[:, part.padded_keys])).transpose(1, 2)
             if self.V is not None:
-                out += self.V.weighed(part.pairs, self.first_row(chunk, index))
+                out += self.V.weighed(part.pairs, part.first)
         if generator is not None:
             out /= self.call.keep_probability
         return out.flip(1)
@@ -295,37 +296,33 @@ class HeadGroup:
         gradients = self.buffer("gradients", chunk)
         kept = self.dropout_factors(chunk, generator)
         mean = content.new_zeros(self.count, chunk.rows, 1)  # Σ_j α_ij ∂α_ij
-        for index in range(len(chunk.key_ranges)):
-            part = self.range_of(gradients, chunk, index)
+        both = list(zip(self.ranges(gradients, chunk), self.ranges(buffer, chunk), strict=True))
+        for part, weights in both:
             columns, beta = part.columns, float(self.V is not None)
             if self.V is not None:
                 columns[:, :, part.pairs.shape[2] :] = 0.0
-                self.V.add_to(part.pairs, d_out_by_position, self.first_row(chunk, index), fresh=True)
-            columns.baddbmm_(d_out, self.value[:, part.keys].transpose(1, 2), beta=beta)
+                self.V.add_to(part.pairs, d_out_by_position, part.first, fresh=True)
+            columns.baddbmm_(d_out, self.value[:, part.padded_keys].transpose(1, 2), beta=beta)
             if kept:
-                columns.mul_(kept[index])
-            weights = self.range_of(buffer, chunk, index)
+                columns.mul_(kept[part.number])
             products = torch.mul(columns, weights.columns, out=workspace("products", columns.shape, columns.dtype))
             mean += products.sum(-1, keepdim=True)
         d_content, d_query = torch.zeros_like(content), torch.zeros_like(query)
-        for index, (begin, count) in enumerate(chunk.key_ranges):
-            part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
-            scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
+        for part, weights in both:
+            scores, keys, first = part.pairs, part.padded_keys, part.first
             # the subtraction comes first: where a weight is near 1, the difference is near 0
             part.columns.sub_(mean).mul_(weights.columns)
             if kept:
-                weights.columns.mul_(kept[index])
-            if (
-                chunk.has_empty_rows and self.allow is None
-            ):  # empty rows have nonzero weights, but the gradients of their scores must be zero
-                self.hide_masked(part, chunk, index, 0.0)
+                weights.columns.mul_(kept[part.number])
+            if chunk.has_empty_rows and self.allow is None:
+                self.hide_masked(part, chunk, 0.0)  # their weights are not zero; the gradients of their scores must be
             add_product(total.value[:, keys], weights.columns.transpose(1, 2), d_out)
             add_product(total.key[:, keys], part.columns.transpose(1, 2), content, terms.scale)
             d_content += torch.bmm(part.columns, self.key[:, keys])
             if self.B is not None:
-                by_position = self.key_by_position[:, begin : begin + count]
-                weighed = self.B.weighed(scores.transpose(1, 2), first, self.of_heads(total.terms["B"]), by_position)
-                total.key[:, begin : begin + count] += self.matrices(weighed)
+                by_position, table = self.key_by_position[:, part.keys], self.of_heads(total.terms["B"])
+                weighed = self.B.weighed(scores.transpose(1, 2), first, table, by_position)
+                total.key[:, part.keys] += self.matrices(weighed)
             if self.V is not None:
                 self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.terms["V"]))
             if self.A is not None:
@@ -337,7 +334,7 @@ class HeadGroup:
                 into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
             if "dense" in total.terms:
                 into = self.by_head(total.terms["dense"])
-                into = into[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
+                into = into[:, :, chunk.first : chunk.first + chunk.rows, part.keys]
                 into += scores.flip(1).unflatten(0, self.grid).sum_to_size(into.shape)
         rows = (self.rows, self.heads, slice(chunk.first, chunk.first + chunk.rows))
         d_content = self.by_row(d_content * terms.scale).transpose(1, 2)
