@@ -43,33 +43,25 @@ if TYPE_CHECKING:
     from .schemes.scheme import Option as Option, Scheme as Scheme
 
 
-_HEADS = (
-    "ForMaskedLM ForMultipleChoice ForNextSentencePrediction ForPreTraining ForQuestionAnswering "
-    "ForSequenceClassification ForTokenClassification LMHeadModel"
-).split()
-# Module of each name.
-_MODULES = {
-    "AttentionContext": ".attention.context",
-    "Option": ".schemes.scheme",
-    "RelPosBertConfig": ".models.configuration_relpos_bert",
-    **{f"RelPosBert{name}": ".models.modeling_relpos_bert" for name in ("Model", "PreTrainedModel", *_HEADS)},
-    "SCHEMES": ".schemes.registry",
-    "Scheme": ".schemes.scheme",
-    "SegmentMemory": ".models.recurrence",
-    "Table": ".attention.formula",
-    "Terms": ".attention.formula",
-    "attend": ".attention.formula",
-    "check_loaded": ".families.loaded",
-    "convert": ".conversion",
-    "explain_backend": ".models.capabilities",
-    "export_checkpoint": ".conversion",
-    "optimize": ".live",
-    "patch_transformers": ".models.patch",
-    "restore_attention": ".live",
-    "self_check": ".machine",
-    "fill_buffers": ".families.buffers",
-    "unfilled_buffers": ".families.buffers",
+_HEADS = ["ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining", "ForQuestionAnswering"]
+_HEADS += ["ForSequenceClassification", "ForTokenClassification", "LMHeadModel", "Model", "PreTrainedModel"]
+_NAMES = {
+    ".attention.context": ["AttentionContext"],
+    ".attention.formula": ["Table", "Terms", "attend"],
+    ".conversion": ["convert", "export_checkpoint"],
+    ".families.buffers": ["fill_buffers", "unfilled_buffers"],
+    ".families.loaded": ["check_loaded"],
+    ".live": ["optimize", "restore_attention"],
+    ".machine": ["self_check"],
+    ".models.capabilities": ["explain_backend"],
+    ".models.configuration_relpos_bert": ["RelPosBertConfig"],
+    ".models.modeling_relpos_bert": [f"RelPosBert{head}" for head in _HEADS],
+    ".models.patch": ["patch_transformers"],
+    ".models.recurrence": ["SegmentMemory"],
+    ".schemes.registry": ["SCHEMES"],
+    ".schemes.scheme": ["Option", "Scheme"],
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *_MODULES]
 
 

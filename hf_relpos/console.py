@@ -131,16 +131,9 @@ def plain_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def show_plainly(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: Any = None,
-            line: Any = None,
-        ) -> None:
+        def show_plainly(message: Warning | str, category: type[Warning], *place: Any, **named: Any) -> None:
             if not issubclass(category, UserWarning):
-                return show(message, category, filename, lineno, file, line)
+                return show(message, category, *place, **named)
             print_message("Warning", " ".join(str(message).split()))
 
         warnings.showwarning = show_plainly

@@ -7,7 +7,7 @@ only where the program has done so; else it watches their import.
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -74,7 +74,8 @@ class _Watcher(MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Executing(spec.loader, self)
+                    executing: Any = _Executing(spec.loader, self)
+                    spec.loader = executing
                 return spec
         return None
 
@@ -90,17 +91,12 @@ class _Watcher(MetaPathFinder):
         action()
 
 
-class _Executing(Loader):
+class _Executing:
     """A loader that tells a watcher when it begins and ends; from then on the module has its own loader."""
 
     def __init__(self, loader: Any, watcher: _Watcher) -> None:
         self.loader = loader
         self.watcher = watcher
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the wrapped loader."""
-        module: ModuleType | None = self.loader.create_module(spec)
-        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """As the wrapped loader, counted."""

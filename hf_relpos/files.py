@@ -42,9 +42,8 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     partial = _hidden(path, path.suffix)
     try:
         partial.touch()
-        mode = partial.stat().st_mode
         yield partial
-        partial.chmod(mode)
+        apply_umask([partial])
         partial.replace(path)
     except BaseException:  # KeyboardInterrupt too
         partial.unlink(missing_ok=True)

@@ -26,8 +26,7 @@ from hf_relpos.conversion.pipeline import APPLY
 from hf_relpos.families.names import BASE_RULES, RULES, inverse, is_scheme, to_stock
 from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from hf_relpos.models.saved_code import remote_code
-from hf_relpos.schemes.scheme import is_count, is_number
-from hf_relpos.settings import setting
+from hf_relpos.schemes.scheme import Option, is_count, is_number
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -182,15 +181,11 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
         assert_same_outputs(stock, build_teacher(conversion), inputs())
         assert conversion.source.folder == source.resolve()
         found = {"texts": list(conversion.texts), "seed": conversion.given.seed}
-        conversion.details.update(found | dataclasses.asdict(conversion.options))
+        conversion.details.update(found | vars(conversion.options))
         return {}
 
-    @dataclasses.dataclass(frozen=True)
-    class Options:
-        rounds: int = setting(3, "a positive integer", is_count)
-        ridge: float = setting(1.0, "a number", is_number)
-
-    monkeypatch.setitem(METHODS, "drop", dataclasses.replace(METHODS["drop"], learns=True, options_type=Options))
+    options = {"rounds": Option(3, "a positive integer", is_count), "ridge": Option(1.0, "a number", is_number)}
+    monkeypatch.setitem(METHODS, "drop", dataclasses.replace(METHODS["drop"], learns=True, options=options))
     monkeypatch.setitem(APPLY, "drop", apply)
     arguments = {"method": "drop", "texts": ["a cat"], "method_options": {"rounds": 5}, "seed": 7}
     report = convert(source, tmp_path / "out", **arguments)

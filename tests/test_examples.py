@@ -694,7 +694,11 @@ CASES = [(script, (*RUN, *flags.split()), words) for script, each in REFUSED.ite
 CASES += [
     ("run_classification", (*RUN[2:], "--train_file", "a.tsv"), "--model_name_or_path: give a checkpoint"),
     ("run_mlm", (*NEW[:-1], "dropout=1", *RUN[2:], "--train_file", "a.txt"), "--config_overrides dropout: "),
-    ("run_mlm", (*NEW, *RUN[2:], "--train_file", "a.txt", "--position_options", "clip"), "clip: write NAME=VALUE"),
+    (
+        "run_mlm",
+        (*NEW, *RUN[2:], "--train_file", "a.txt", "--position_options", "clip"),
+        "--position_options 'clip' is not of the form",
+    ),
 ]
 
 

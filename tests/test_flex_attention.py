@@ -201,7 +201,7 @@ def test_compiled_forward(fields, real, monkeypatch):
     assert (got - expected.transpose(1, 2)).abs().max() <= 1e-5
 
 
-def described(terms=None, context=None, size=64, dtype=torch.bfloat16, length=512, **changes):
+def described(terms=None, context=None, size=64, dtype=torch.bfloat16, length=4096, **changes):
     vectors = torch.empty(2, 12, length, size, dtype=dtype, device="meta")
     terms = Terms(query_table=(clipped_to(torch.empty(1, 65, size), 32),)) if terms is None else terms
     context = AttentionContext(length, length) if context is None else context
@@ -209,23 +209,31 @@ def described(terms=None, context=None, size=64, dtype=torch.bfloat16, length=51
 
 
 def test_cuda_takes_it_by_default_where_it_can(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("hf_relpos.attention.backends.flex_attention.HAS_TRITON", True)
     assert choose(described())[0].name == choose(described(needs_gradients=True))[0].name == "flex_attention"
     value = clipped_to(torch.empty(1, 65, 64), 32)
     for reason, taken, call in [
         ("no dropout", "sdpa", described(dropout=0.1, needs_gradients=True)),
         ("attention weights", "eager", described(Terms(value_table=(value,)))),
-        ("of the window", "sdpa", described(mask=SlidingWindowMask(512, 512, 8, CUDA))),
+        ("of the window", "sdpa", described(mask=SlidingWindowMask(4096, 4096, 8, CUDA))),
         ("sdpa is faster", "sdpa", described(Terms())),
         ("gain", "eager", described(Terms(gain=(clipped_to(torch.empty(1, 65), 32),)))),
         ("float64", "sdpa", described(dtype=torch.float64)),
         ("heads of 16", "sdpa", described(size=8)),
+        ("up to 33,554,432 scores", "sdpa", described(length=1024, needs_gradients=True)),
+        ("up to 134,217,728 scores", "sdpa", described(length=2048)),
         ("only eager returns", "eager", described(output_weights=True)),
     ]:
         chosen, rejected = choose(call)
         assert chosen.name == taken and reason in "; ".join(rejected["flex_attention"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_relpos.attention.backends.flex_attention.HAS_TRITON", False)
     assert "Triton" in "; ".join(choose(described())[1]["flex_attention"])
+
+
+def test_cuda_looks_for_no_package_in_a_call(monkeypatch):
+    # PyTorch 2.11 leaves a graph at `find_spec`, and then fails inside its compiler
+    monkeypatch.setattr("importlib.util.find_spec", None)
+    assert FlexAttention().unsupported(described()) is not None
 
 
 def test_harmonic_stays_plain_attention_and_the_cpu_takes_it_by_name_alone():

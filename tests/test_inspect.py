@@ -65,15 +65,15 @@ def test_inspect_every_text_model_of_transformers(kind, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**json.loads(config.to_json_string()), "model_type": kind}))
     write_shapes(tmp_path, shapes)
     found = inspect_checkpoint(tmp_path)
-    assert found.family == kind and bool(found.command or found.refused) == (kind in FAMILIES)
-    assert "has no class" not in found.elsewhere
+    assert found["family"] == kind and bool(found["command"] or found["refused"]) == (kind in FAMILIES)
+    assert "has no class" not in found["elsewhere"]
     if model is None:
-        assert "cannot be built from config.json" in found.elsewhere
+        assert "cannot be built from config.json" in found["elsewhere"]
     elif is_whole:
         faster = "; hf_relpos.optimize(model) makes that faster on a CPU" * (kind in ENCODERS or kind in FAMILIES)
-        assert found.elsewhere == f"loads it as it is{faster}"
+        assert found["elsewhere"] == f"loads it as it is{faster}"
         (tmp_path / "modules.json").write_text("[]")  # of a sentence encoder, such as Qwen3-Embedding
-        assert "optimize" in inspect_checkpoint(tmp_path).elsewhere
+        assert "optimize" in inspect_checkpoint(tmp_path)["elsewhere"]
 
 
 def spoiled(content):
@@ -113,20 +113,21 @@ def test_inspect_other_tensors_than_the_class_has(tmp_path):
         return inspect_checkpoint(tmp_path)
 
     assert (
-        "right up to 2,048 tokens" in written(tensors, rotary_scaling_factor=2, max_trained_positions=2048).elsewhere
+        "right up to 2,048 tokens"
+        in written(tensors, rotary_scaling_factor=2, max_trained_positions=2048)["elsewhere"]
     )
     experts = {name.replace("mlp.fc", "mlp.experts.fc"): tensor for name, tensor in tensors.items()}
     found = written(experts, num_experts=8)
-    assert "starts 3 of" in found.elsewhere and "num_experts = 8" in found.refused and not found.command
-    assert "raises an error: sizes" in written(tensors, hidden_size=16).elsewhere
+    assert "starts 3 of" in found["elsewhere"] and "num_experts = 8" in found["refused"] and not found["command"]
+    assert "raises an error: sizes" in written(tensors, hidden_size=16)["elsewhere"]
     flash = {name.replace("attn.", "mixer."): tensor for name, tensor in tensors.items()}
     flash["encoder.layers.0.mlp.fc1.weight"] = torch.ones(3)
     found = written(flash, model_type="xlm-roberta", hidden_act="gelu")
-    assert found.family == "xlm_roberta_flash" and "at random" in found.elsewhere
+    assert found["family"] == "xlm_roberta_flash" and "at random" in found["elsewhere"]
     with raises(ConversionError, "nobody_knows"):
         written(tensors, model_type="nobody_knows")
     found = written(tensors, model_type="nobody_knows", auto_map={"AutoModel": "modeling.Model"})
-    assert "has no class" in found.elsewhere and "--trust-remote-code" in found.elsewhere
+    assert "has no class" in found["elsewhere"] and "--trust-remote-code" in found["elsewhere"]
 
 
 NEZHA = {
@@ -148,5 +149,5 @@ def test_inspect_nezha(form, tmp_path):
     kept = {name: value for name, value in config.items() if name not in left_out}
     (folder / "config.json").write_text(json.dumps({**kept, **fields}))
     found = inspect_checkpoint(folder)
-    assert words in found.elsewhere and "as it is" not in found.elsewhere
-    assert ("NEZHA" in found.refused and not found.command) if is_hidden else found.family == "nezha"
+    assert words in found["elsewhere"] and "as it is" not in found["elsewhere"]
+    assert ("NEZHA" in found["refused"] and not found["command"]) if is_hidden else found["family"] == "nezha"

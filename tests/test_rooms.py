@@ -15,7 +15,7 @@ ROOMS = [
     {"files", "console", "data"},
     {"attention"},
     {"schemes"},
-    {"models", "settings"},
+    {"models"},
     {"families"},
     {"registration"},
     {"live"},

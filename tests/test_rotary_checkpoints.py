@@ -176,7 +176,7 @@ def test_gte_fields_of_remote_code(tmp_path, layout):
             float((ours("Model", tmp_path)(**INPUTS)[0][REAL] - expected).abs().max()) <= 1e-5 * expected.abs().max()
         )
     found = inspect_checkpoint(tmp_path)
-    assert found.elsewhere.startswith("loads it as it is") and found.command and not found.refused
+    assert found["elsewhere"].startswith("loads it as it is") and found["command"] and not found["refused"]
 
 
 @pytest.mark.parametrize("form", ["native", "original"])

@@ -284,7 +284,7 @@ REFUSED = {
         {"position_embedding_type": "t5", "position_options": {"buckets": 8}},
         r"position_options = \{'buckets': 8\}.*has this scheme already",
     ),
-    "exact": ("roberta", {}, {"method": "exact"}, "has absolute ones; choose keep or drop"),
+    "exact": ("roberta", {}, {"method": "exact"}, "has absolute ones .* choose keep or drop"),
 }
 
 

@@ -135,17 +135,18 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] |
     vectors = others["query_table"] or others["key_table"] or others["value_table"]
     if len(frequencies) != 1 or vectors or terms.gain or terms.feature_gain is not None:
         return None
-    size, context, value_tables = call.value.shape[-1], call.context, fourier["V"]
-    query, key, value = _augmented_vectors(call, fourier)
+    size, value_tables = call.value.shape[-1], fourier["V"]
+    of_queries, of_keys = _phases_of(call, frequencies.pop())
+    query, key, value = _augmented_vectors(call, fourier, of_queries, of_keys)
     rest = replace(terms, **others, content_bias=None, rotate=None, scale=content_scale(call.query, terms))
-    value_size = size + (2 * len(next(iter(frequencies))) if value_tables else 0)
+    value_size = size + (2 * of_keys[0].shape[-1] if value_tables else 0)
     augmented = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
 
     def finish(out: torch.Tensor) -> torch.Tensor:
         content = out[..., :size]  # backends return all features or fewer (`AttentionCall.value_size`)
         if not value_tables:
             return content
-        cosines, sines = _phases(value_tables[0], context.query_positions(out.device), out)
+        cosines, sines = of_queries
         averages = out[..., size : size + 2 * cosines.shape[-1]]
         coefficients = total_of([table.coefficients for table in value_tables]).to(out.dtype)
         return content + _by_head(_turned(averages, (cosines, -sines)), coefficients).to(out.dtype)
@@ -154,19 +155,15 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] |
 
 
 def _augmented_vectors(
-    call: AttentionCall, fourier: dict[str, tuple[FourierTable, ...]]
+    call: AttentionCall, fourier: dict[str, tuple[FourierTable, ...]], of_queries: Phases, of_keys: Phases
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return q̂ + u, k̂ and v with their features, padded to one width, as fused kernels need.
 
     The shape is (B, H, N, …), but in memory the heads of a token are adjacent, as projections leave them and fused
     kernels return them.
     """
-    context, device = call.context, call.query.device
-    content, query, key = content_vectors(call.query, call.key, call.terms, context)
+    content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
     content, query, key, value = (vectors.transpose(1, 2) for vectors in (content, query, key, call.value))
-    some = next(table for tables in fourier.values() for table in tables)
-    of_queries = _phases(some, context.query_positions(device), query)
-    of_keys = _phases(some, context.key_positions(device), query)
     queries, keys, values = [content], [key], [value]
     if fourier["A"] or fourier["c"]:
         pairs = [_products(query, table) for table in fourier["A"]]
@@ -183,10 +180,22 @@ def _augmented_vectors(
     return _beside(queries, width), _beside(keys, width), _beside(values, width)
 
 
-def _phases(table: FourierTable, positions: torch.Tensor, like: torch.Tensor) -> Phases:
-    """Return cosines and sines at positions (N,) or (B, N), in float32 at least."""
-    precise = torch.promote_types(like.dtype, torch.float32)
-    return phases(positions[..., None], table.frequencies, precise)
+def _phases_of(call: AttentionCall, frequencies: tuple[int, ...]) -> tuple[Phases, Phases]:
+    """Return cosines and sines at the queries' and the keys' positions, in float32 at least; once for all layers.
+
+    On a GPU they would otherwise be a third of the kernels of a layer.
+    """
+    context, device = call.context, call.query.device
+    precise = torch.promote_types(call.query.dtype, torch.float32)
+    kept = {} if call.kept is None else call.kept
+    key = ("phases", frequencies, device, precise, context.query_length, context.key_length)
+    places = (context.start, context.positions, context.keys)
+    before, made = kept.get(key, ((), None))
+    if made is None or any(one is not other for one, other in zip(before, places, strict=True)):
+        positions = (context.query_positions(device), context.key_positions(device))
+        made = tuple(phases(each[..., None], frequencies, precise) for each in positions)
+        kept[key] = places, made
+    return made
 
 
 def _products(vectors: torch.Tensor, table: FourierTable) -> torch.Tensor:
@@ -210,7 +219,8 @@ def _turned(pairs: torch.Tensor, by: Phases) -> torch.Tensor:
     """Rotate (x, y), (…, 2W), to (x cos − y sin, y cos + x sin), computed in the dtype of the phases."""
     cosines, sines = by
     x, y = pairs.to(cosines.dtype).chunk(2, dim=-1)
-    return torch.cat([x * cosines - y * sines, y * cosines + x * sines], dim=-1).to(pairs.dtype)
+    turned = [torch.addcmul(x * cosines, y, sines, value=-1), torch.addcmul(y * cosines, x, sines)]
+    return torch.cat(turned, dim=-1).to(pairs.dtype)
 
 
 def _beside(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:

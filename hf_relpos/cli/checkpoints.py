@@ -5,23 +5,15 @@ from typing import Annotated
 
 import typer
 
-from ..console import plain_errors, plain_warnings, spinner, timed_step
+from ..console import spinner, timed_step
 from ..data.text import check_texts
 from ..families.paths import check_free, check_source
 from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
-from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
+from .output import LOADING, command_output, hide_loading_bars, write_json
 
 
 # Exit code of a conversion that is poor by its own check.
 POOR = 3
-# What arguments of `conversion.convert` are called here; others have their own names.
-OPTIONS = {
-    "position_embedding_type": "--scheme",
-    "position_options": "--option",
-    "method_options": "--method-option",
-    "texts": "--text",
-    **{name: f"--{name}" for name in ("text", "method", "seed", "architecture", "revision", "device")},
-}
 
 
 def convert(
@@ -101,15 +93,12 @@ def convert(
 
     hf-relpos convert google-bert/bert-base-uncased OUT --scheme t5
     """
-    with plain_errors(OPTIONS), plain_warnings():
+    with command_output(json_file) as console:
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
-        if text and not all(each.strip() for each in text):  # such as an unset variable; Path("") is "."
-            raise ValueError("--text '' is empty; give a file or a folder")
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")
-        check_json(json_file)
         with spinner(LOADING):
             from ..conversion import convert
             from ..conversion.terminal import print_report
@@ -133,7 +122,7 @@ def convert(
             device=device,
             progress=True,
         )
-        print_report(report, console_for(json_file))
+        print_report(report, console)
         write_json(json_file, report.to_dict())
     if report.failed_thresholds and not force:
         raise typer.Exit(POOR)
@@ -157,21 +146,16 @@ def export(
 
     hf-relpos export OUT STOCK --json -
     """
-    with plain_errors(), plain_warnings():
+    with command_output(json_file) as console:
         check_free(out, overwrite)
-        check_json(json_file)
         with spinner(LOADING):
             from ..conversion import export_checkpoint
 
         hide_loading_bars()
         with spinner("exporting"):
             name = export_checkpoint(source, out, overwrite=overwrite)
-        console_for(json_file).print(
-            f"written to {out}, for Transformers alone: {name}.from_pretrained({str(out)!r})",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        written = f"written to {out}, for Transformers alone: {name}.from_pretrained({str(out)!r})"
+        console.print(written, markup=False, highlight=False, soft_wrap=True)
         write_json(json_file, {"out": str(out), "architecture": name})
 
 
@@ -188,10 +172,8 @@ def demo(
     json_file: JsonFile = None,
 ) -> None:
     """Convert a small BERT for texts of four times its length, and find in them what it could not read (2 minutes)."""
-    console = console_for(json_file)
-    with plain_errors({"out": "--out"}), plain_warnings():
+    with command_output(json_file, {"out": "--out"}) as console:
         check_free(out, overwrite)
-        check_json(json_file)
         with timed_step(console, "0. PyTorch and Transformers imported"):
             from ..demo import run_demo
 

@@ -6,9 +6,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..console import new_table, plain_errors, spinner
+from ..console import new_table, spinner
 from .options import JsonFile
-from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
+from .output import LOADING, command_output, hide_loading_bars, write_json
 
 
 def doctor(
@@ -29,9 +29,7 @@ def doctor(
     devices = ["cpu"]
     if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
         devices.append(accelerator.type)
-    console = console_for(json_file)
-    with plain_errors():
-        check_json(json_file)
+    with command_output(json_file) as console:
         versions = _print_versions(console, devices, why)
         if check:
             failed = _print_checks(console, devices, versions, json_file)

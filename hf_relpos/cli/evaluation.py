@@ -5,12 +5,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..console import plain_errors, plain_warnings, progress_bar, spinner
+from ..console import progress_bar, spinner
 from ..data.text import check_texts
 from ..families.paths import check_source
-from .checkpoints import OPTIONS
 from .options import TEXT, Fields, JsonFile, advanced
-from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
+from .output import LOADING, command_output, hide_loading_bars, write_json
 
 
 def compare(
@@ -38,28 +37,18 @@ def compare(
 
     hf-relpos compare SOURCE OUT --text abstracts.jsonl --field abstract
     """
-    with plain_errors(OPTIONS), plain_warnings():
+    with command_output(json_file) as console:
         for name in (teacher, student):
             check_source(name)
         check_texts(text, field or "text")
-        check_json(json_file)
         with spinner(LOADING):
             from ..evaluation.compare import compare_models
             from ..evaluation.printing import print_comparison
 
         hide_loading_bars()
-        console = console_for(json_file)
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(
-                teacher,
-                student,
-                text,
-                field or "text",
-                parse_lengths(lengths),
-                pooling=pooling,
-                tokenizer=tokenizer,
-                tokens=tokens,
-                progress=progress,
+                teacher, student, text, field or "text", parse_lengths(lengths), pooling, tokenizer, tokens, progress
             )
         print_comparison(results, console)
         write_json(json_file, results)

@@ -6,11 +6,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..console import new_table, plain_errors, spinner
+from ..console import new_table, spinner
 from ..families.errors import abbreviate
 from ..families.paths import check_source
 from .options import JsonFile
-from .output import LOADING, STDOUT, check_json, console_for, hide_loading_bars, write_json
+from .output import LOADING, STDOUT, command_output, hide_loading_bars, write_json
 
 
 # What the list says of `out_of_range`.
@@ -29,15 +29,12 @@ def inspect(
     json_file: JsonFile = None,
 ) -> None:
     """Describe a checkpoint, what Transformers alone does with it, and the command that converts it."""
-    with plain_errors():
-        from dataclasses import asdict
-
+    with command_output(json_file):
         check_source(source)
-        check_json(json_file)
         with spinner(LOADING):
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
-        found: dict[str, Any] = asdict(inspect_checkpoint(source, revision))
+        found = inspect_checkpoint(source, revision)
         if trust_remote_code:
             found["differences"] = _differences(source, revision)
         write_json(json_file, found)
@@ -83,14 +80,13 @@ def schemes(
     json_file: JsonFile = None,
 ) -> None:
     """List the position schemes; with NAME, print the options of one and the backends that compute it."""
-    with plain_errors():
-        check_json(json_file)
+    with command_output(json_file) as console:
         with spinner(LOADING):
-            from ..schemes.registry import SCHEMES, find_scheme
+            from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME, find_scheme
 
-        console = console_for(json_file)
         if name is None:
-            rows = {each: _describe_scheme(SCHEMES[each]) for each in _by_use()}
+            first = (PLAIN_SCHEME, DEFAULT_SCHEME, STOCK_SCHEME)  # of conversions and defaults
+            rows = {each: _describe_scheme(SCHEMES[each]) for each in dict.fromkeys([*first, *SCHEMES])}
             table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
             table.caption = (
                 "sides: tells left from right · past: terms beyond the trained range (last row, no term, computed, "
@@ -110,14 +106,6 @@ def schemes(
         else:
             find_scheme(name)
             write_json(json_file, _print_scheme(name, console))
-
-
-def _by_use() -> list[str]:
-    """All schemes, those of conversions and defaults first."""
-    from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
-
-    first = (PLAIN_SCHEME, DEFAULT_SCHEME, STOCK_SCHEME)
-    return [*first, *(name for name in SCHEMES if name not in first)]
 
 
 def _describe_scheme(scheme: Any) -> dict[str, Any]:
@@ -157,8 +145,7 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
 
 def families(json_file: JsonFile = None) -> None:
     """List the checkpoints that `convert` reads, how they are recognised, and their positions; --json adds heads."""
-    with plain_errors():
-        check_json(json_file)
+    with command_output(json_file) as console:
         with spinner(LOADING):
             from ..families.registry import FAMILIES
             from ..families.table import row
@@ -174,5 +161,5 @@ def families(json_file: JsonFile = None) -> None:
         table.columns[1].min_width = len("use_relative_position")  # the longest field, of NEZHA: not broken
         for each in rows:
             table.add_row(*(Text(each[column]) for column in shown), "✓" if "from_pretrained" in each["by"] else "")
-        console_for(json_file).print(table)
+        console.print(table)
         write_json(json_file, dict(zip(FAMILIES, rows, strict=True)))

@@ -16,6 +16,14 @@ def advanced(help: str, *names: str, metavar: str | None = None, **settings: Any
     return typer.Option(*names, rich_help_panel=ADVANCED, metavar=metavar, help=help, **settings)
 
 
+# What arguments of `conversion.convert` are called here; others have their own names.
+OPTIONS = {
+    "position_embedding_type": "--scheme",
+    "position_options": "--option",
+    "method_options": "--method-option",
+    "texts": "--text",
+    **{name: f"--{name}" for name in ("text", "method", "seed", "architecture", "revision", "device")},
+}
 TEXT = "Text: a .txt, .jsonl, .tsv or .csv file, compressed or not, or a folder of these."
 FIELD = "Key or column in .jsonl, .tsv and .csv; default 'text'. Repeat it to give one for each text."
 JSON = "Write the result to a JSON file; with -, to standard output, and all other output to standard error."

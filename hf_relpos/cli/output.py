@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 
 from .. import files
+from ..console import plain_errors, plain_warnings
 from ..files import check_writable
+from .options import OPTIONS
 
 
 # Shown while a command imports its modules.
@@ -21,9 +23,19 @@ LOADING = "loading PyTorch and Transformers"
 STDOUT = Path("-")
 
 
-def console_for(json_file: Path | None) -> Console:
-    """The console for text: standard error if JSON is written to standard output."""
-    return Console(stderr=json_file == STDOUT)
+@contextmanager
+def command_output(json_file: Path | None, options: Mapping[str, str] = OPTIONS) -> Iterator[Console]:
+    """Context of a command, in which errors and warnings are lines of text; the file of `--json` is checked first.
+
+    Args:
+        options: option of the command line for each argument of a function that an error may begin with.
+
+    Yields:
+        The console for text: standard error if JSON is written to standard output.
+    """
+    with plain_errors(options), plain_warnings():
+        check_json(json_file)
+        yield Console(stderr=json_file == STDOUT)
 
 
 def check_json(json_file: Path | None) -> None:

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from .. import autoload
-from ..console import plain_errors, plain_warnings, spinner
+from ..console import plain_errors, spinner
 from ..data.text import check_texts
 from ..families.paths import check_source
-from .checkpoints import OPTIONS
 from .options import TEXT, Fields, JsonFile, advanced
-from .output import LOADING, check_json, console_for, hide_loading_bars, write_json
+from .output import LOADING, command_output, hide_loading_bars, write_json
 
 
 Precision = StrEnum("Precision", "float32 bfloat16 int8 auto")
@@ -58,9 +57,8 @@ def run(
         try:
             os.execvpe(command[0], command, os.environ | environment)
         except OSError as error:
-            raise ValueError(
-                f"{command[0]} cannot be run ({error.strerror}); give a program, such as python"
-            ) from None
+            reason = f"{command[0]} cannot be run ({error.strerror})"
+            raise ValueError(f"{reason}; give a program, such as python") from None
 
 
 def optimize(
@@ -86,17 +84,16 @@ def optimize(
 
     hf-relpos optimize BAAI/bge-reranker-base --text queries.txt --precision int8
     """
-    with plain_errors(OPTIONS), plain_warnings():
+    with command_output(json_file) as console:
         check_source(name)
         check_texts(text, field or "text")
-        check_json(json_file)
         with spinner(LOADING):
             from transformers.utils import logging
 
-            from ..evaluation.speed import measure_gain
+            from ..evaluation.speed import describe_gain, measure_gain
 
         hide_loading_bars()
         logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
         gain = measure_gain(name, text, field or "text", str(precision), str(padding), trust_remote_code)
-        console_for(json_file).print(str(gain), markup=False, highlight=False, soft_wrap=True)
-        write_json(json_file, vars(gain))
+        console.print(describe_gain(gain), markup=False, highlight=False, soft_wrap=True)
+        write_json(json_file, gain)

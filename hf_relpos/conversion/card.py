@@ -40,12 +40,11 @@ def source_metadata(folder: Path) -> dict[str, Any]:
         metadata = metadata_load(folder / CARD) or {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return {
-        key: metadata[key]
-        for key in KEPT
-        if isinstance(metadata.get(key), str)
-        or (isinstance(metadata.get(key), list) and all(isinstance(value, str) for value in metadata[key]))
-    }
+
+    def is_text(value: Any) -> bool:
+        return all(isinstance(each, str) for each in value) if isinstance(value, list) else isinstance(value, str)
+
+    return {key: metadata[key] for key in KEPT if is_text(metadata.get(key))}
 
 
 def write_card(
@@ -133,31 +132,18 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
     kind = "sentence encoder" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[1]
-    lines = [("How close", _how_close(report)), ("How long", report.notes[0] if report.notes else "")]
+    points = [f"- **How close.** {report.how_close}", *(f"- **How long.** {note}" for note in report.notes[:1])]
     if (speed := report.details.get("speed")) is not None:
         took, source_took = (f"{1e3 * speed[name]:,.0f} ms" for name in ("result", "source"))
-        lines.append(
-            (
-                "How fast",
-                f"{speed['result'] / speed['source']:.2f} × the time of the source: {took} for {speed['tokens']:,} "
-                f"tokens; the source takes {source_took} ({speed['device']}).",
-            )
+        points.append(
+            f"- **How fast.** {speed['result'] / speed['source']:.2f} × the time of the source: {took} for "
+            f"{speed['tokens']:,} tokens; the source takes {source_took} ({speed['device']})."
         )
     return [
         f"# {_name(report)} with relative positions",
         f"A {kind}: {source}, converted by hf_relpos to relative positions (scheme `{report.scheme}`).",
-        "\n".join(f"- **{title}.** {text}" for title, text in lines if text),
+        "\n".join(points),
     ]
-
-
-def _how_close(report: ConversionReport) -> str:
-    """One sentence on the agreement with the source."""
-    if report.verdict:
-        return f"Verdict on held-out text: {report.verdict}."
-    if report.difference is not None:
-        return f"Its outputs equal the source's, to {report.difference:.1e} of the largest output."
-    why = report.details.get("fidelity", {}).get("skipped")
-    return f"Not measured{f' ({why})' if why else ''}. `hf-relpos compare SOURCE OUT --text held-out.txt` measures it."
 
 
 def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool) -> list[str]:
@@ -189,7 +175,11 @@ def _text(report: ConversionReport) -> str:
     """The method, and the text that it learnt from."""
     lines = [f"Method `{report.method}`: {METHODS[report.method].help}."]
     if (text := report.details.get("text")) is not None:
-        lines.append(f"{report.text_in_words} to the tokenizer.")
+        names = ", ".join(f"`{name}`" for name in report.arguments.get("texts", [])) or "documents given in Python"
+        lines.append(
+            f"Trained on {text['tokens']:,} tokens in {text['windows']:,} windows of {names}; "
+            f"{100 * text['unknown_share']:.1f} % of the tokens are unknown to the tokenizer."
+        )
         if (distilled := report.details.get("distillation")) is not None:
             computed = report.details["computed"]
             lines.append(
@@ -235,12 +225,9 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
         for entry in past
     ]
     longest = max([limit, *(entry.length for entry in past)])
-    line = f"It reads inputs of any length, but beyond {longest:,} tokens it was not checked. "
+    line = (
+        f"It reads inputs of any length, but beyond {longest:,} tokens it was not checked; test it on your task there."
+    )
     if config.attention_window is not None:
-        line += f"Its configuration has `attention_window = {config.attention_window}`; test it on your task there."
-    else:
-        line += (
-            f"There, load it with `attention_window={max(1, limit // 2)}`, so that all distances are within the "
-            "trained range, and test it on your task."
-        )
+        line += f" Its configuration has `attention_window = {config.attention_window}`."
     return [*lines, line]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -49,19 +49,8 @@ MAX_NAME_BYTES = 255
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
-KNOWN = (
-    "config.json",
-    "generation_config.json",
-    WEIGHTS,
-    "model-?????-of-?????.safetensors",
-    INDEX,
-    *TOKENIZER_FILES,
-    *TOP_FILES,
-    *ENCODER_FILES,
-    CARD,
-    REPORT,
-    ".gitattributes",
-)
+KNOWN = ["config.json", "generation_config.json", WEIGHTS, "model-?????-of-?????.safetensors", INDEX]
+KNOWN += [*TOKENIZER_FILES, *TOP_FILES, *ENCODER_FILES, CARD, REPORT, ".gitattributes"]
 
 
 @dataclass(frozen=True)
@@ -153,24 +142,20 @@ def read_layout(source: Path) -> Layout:
         ConversionError: for a modules.json without exactly one Transformer, with classes from code of the repository,
             or with paths that name no folder in it.
     """
-    if not (source / MODULES).is_file():
-        return Layout()
     listing = source / MODULES
+    if not listing.is_file():
+        return Layout()
     encoders: list[str] = []
     modules: list[str] = []
     for entry in read_json(listing, list):
         kind, path = str(entry.get("type", "")), entry.get("path")
         if not kind.startswith("sentence_transformers."):
+            remedy = "to convert the encoder alone, remove modules.json from a copy of the folder"
+            raise ConversionError(f"{listing}: type = {kind!r} is remote code, which is not run; {remedy}")
+        if not isinstance(path, str) or not _is_inside(path):
             raise ConversionError(
-                f"{listing}: type = {kind!r} is remote code, which is not run; to convert the encoder alone, remove "
-                "modules.json from a copy of the folder"
+                f"{listing}: path = {path!r} is no folder inside; give the relative path of the module"
             )
-        if not isinstance(path, str) or not _can_name_a_folder(path):
-            raise ConversionError(
-                f"{listing}: path = {path!r} names no folder; give the relative path of the module's"
-            )
-        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or PureWindowsPath(path).anchor:
-            raise ConversionError(f"{listing}: path = {path!r} leads out of the folder; correct it")
         (encoders if kind.endswith("Transformer") else modules).append(path)
     if len(encoders) != 1:
         raise ConversionError(
@@ -181,13 +166,14 @@ def read_layout(source: Path) -> Layout:
     return Layout(encoders[0], tuple(path for path in modules if path not in own), listed=True)
 
 
-def _can_name_a_folder(path: str) -> bool:
-    """Whether a file system takes the path; a backslash would separate folders on Windows only."""
+def _is_inside(path: str) -> bool:
+    """Whether a path leads to a place in its folder that a file system can have; a backslash is Windows' separator."""
     try:
         parts = os.fsencode(path).split(b"/")
     except UnicodeEncodeError:  # half a character
         return False
-    return not any(len(part) > MAX_NAME_BYTES or b"\0" in part or b"\\" in part for part in parts)
+    is_possible = not any(len(part) > MAX_NAME_BYTES or b"\0" in part or b"\\" in part for part in parts)
+    return is_possible and not (path.startswith("/") or b".." in parts or PureWindowsPath(path).anchor)
 
 
 def is_sentence_encoder(folder: Path) -> bool:

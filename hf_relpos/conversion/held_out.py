@@ -1,14 +1,14 @@
 """Agreement of a result with its source on held-out text."""
 
 import platform
-import time
+import timeit
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..attention.dispatch import AUTO
 from ..console import ProgressCallback
 from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import fidelity
@@ -36,8 +36,8 @@ def held_out_fidelity(
 ) -> dict[str, Any]:
     """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
 
-    Both models keep the default attention. `skipped` lists the lengths that the text does not fill. If the source
-    reads segment pairs, `pairs` has the token cosine in each segment.
+    `skipped` lists the lengths that the text does not fill. If the source reads segment pairs, `pairs` has the token
+    cosine in each segment.
     """
     limit = conversion.limit
     lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
@@ -51,12 +51,9 @@ def held_out_fidelity(
     if not rows_by_length:
         return {"skipped": f"no held-out text fills {min(lengths)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
-    for model in (student, teacher):
-        model.set_attn_implementation(AUTO)
     result = fidelity(teacher, student, rows_by_length, mask_token_id=mask, seed=seed, progress=progress)
-    for length in lengths:
-        if length not in rows_by_length:
-            result.skipped[length] = f"no held-out text fills {length:,} tokens; give more text"
+    for length in sorted(set(lengths) - set(rows_by_length)):
+        result.skipped[length] = f"no held-out text fills {length:,} tokens; give more text"
     found = result.to_dict()
     layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is not None:
@@ -73,17 +70,18 @@ def held_out_fidelity(
 def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel) -> dict[str, Any]:
     """The content of `details["speed"]`: seconds of both encoders for one row of the source's limit, and the device.
 
-    Each is the fastest of several runs, in turns, because other processes only make a run slower.
+    Each is the fastest of several runs, because other processes only make a run slower.
     """
     length = min(EVALUATED_LENGTHS[-1], teacher.config.max_position_embeddings)
     ids = torch.full((1, length), 5, device=student.device).clamp_max(student.config.vocab_size - 1)
-    seconds: dict[str, list[float]] = {"source": [], "result": []}
-    for _ in range(SPEED_RUNS):
-        for name, model in (("source", teacher), ("result", student)):
-            start = time.perf_counter()
-            model.base_model(input_ids=ids).last_hidden_state.sum().item()  # waits for a GPU
-            seconds[name].append(time.perf_counter() - start)
-    best = {name: min(each) for name, each in seconds.items()}
+
+    def read(model: RelPosBertPreTrainedModel) -> None:
+        model.base_model(input_ids=ids).last_hidden_state.sum().item()  # waits for a GPU
+
+    models = {"source": teacher, "result": student}
+    best = {
+        name: min(timeit.repeat(partial(read, each), number=1, repeat=SPEED_RUNS)) for name, each in models.items()
+    }
     return {"tokens": length, "device": processor_name(ids.device), **best}
 
 
@@ -104,14 +102,10 @@ def _pair_fidelity(
     student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows
 ) -> dict[str, Any]:
     """Length and tokens of the segment pairs, and the mean token cosine in each segment."""
-    ids = torch.tensor(windows.ids, device=student.device)
-    types = torch.tensor(windows.types, device=student.device)
-    cosines = []
-    for rows, own in zip(ids.split(16), types.split(16), strict=True):
-        real = torch.ones_like(rows, dtype=torch.bool)
-        one, other = (hidden_states(model, rows, real, token_type_ids=own) for model in (teacher, student))
-        cosines.append(torch.cosine_similarity(one, other, dim=-1))
-    by_token = torch.cat(cosines)
+    ids, types = (torch.tensor(rows, device=student.device) for rows in (windows.ids, windows.types))
+    real = torch.ones_like(ids, dtype=torch.bool)
+    one, other = (hidden_states(model, ids, real, token_type_ids=types) for model in (teacher, student))
+    by_token = torch.cosine_similarity(one, other, dim=-1)
     return {
         "length": ids.shape[1],
         "tokens": ids.numel(),

@@ -1,7 +1,6 @@
 """Recognise a checkpoint, and name the command to run on it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,43 +33,25 @@ from .folder import MODULES, SENTENCE_CONFIG
 POSITION_TENSORS = ("position_embeddings", "distance_embedding", "rel_embeddings", "relative_attention_bias")
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """The description of a checkpoint.
-
-    Attributes:
-        name: name given by the caller.
-        family: key of `FAMILIES`, or `relpos_bert`, or the model_type of an architecture that is not converted.
-        architecture: the class in its config.json; empty for none.
-        positions: absolute or the scheme with its options, and the evidence; empty if it is not converted.
-        trained_length: `max_position_embeddings`, in tokens; None if the configuration has none.
-        max_seq_length: tokens to which its SentenceTransformer cuts texts; None for none.
-        tables: names of the position tensors.
-        elsewhere: what Transformers v5 without this package does with it.
-        load: expression that reads a relative checkpoint of another architecture as it is; empty for none.
-        command: the command that converts it; empty if none is needed, or there is none.
-        refused: why a checkpoint of a known architecture is not converted as it is; empty if it is.
-    """
-
-    name: str
-    family: str
-    architecture: str
-    positions: str
-    trained_length: int | None
-    max_seq_length: int | None
-    tables: tuple[str, ...]
-    elsewhere: str
-    load: str = ""
-    command: str = ""
-    refused: str = ""
-
-
-def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspection:
+def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[str, Any]:
     """Recognise a checkpoint by its config.json and the names and shapes of its tensors, which are not read.
 
     Args:
         source: folder or Hub repository, whose files are downloaded as for a conversion.
         revision: revision of the Hub repository.
+
+    Returns:
+        - name: name given by the caller.
+        - family: key of `FAMILIES`, or `relpos_bert`, or the model_type of an architecture that is not converted.
+        - architecture: the class in its config.json; empty for none.
+        - positions: absolute or the scheme with its options, and the evidence; empty if it is not converted.
+        - trained_length: `max_position_embeddings`, in tokens; None if the configuration has none.
+        - max_seq_length: tokens to which its SentenceTransformer cuts texts; None for none.
+        - tables: names of the position tensors.
+        - elsewhere: what Transformers v5 without this package does with it.
+        - load: expression that reads a relative checkpoint of another architecture as it is; empty for none.
+        - command: the command that converts it; empty if none is needed, or there is none.
+        - refused: why a checkpoint of a known architecture is not converted as it is; empty if it is.
 
     Raises:
         ConversionError: for a checkpoint that cannot be found, is broken or incomplete, or has an architecture that
@@ -96,21 +77,20 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> Inspe
             raise
         refused = str(error) if config.get("model_type") in FAMILIES else ""
     family = next((name for name, family in FAMILIES.items() if spec and family is spec.family), "relpos_bert")
-    return Inspection(
-        name=str(source),
-        family=family if spec else str(config.get("model_type", "")),
-        architecture=first_class(config),
-        positions=_positions(spec) if spec else "",
-        trained_length=(spec.fields if spec else config).get("max_position_embeddings"),
-        max_seq_length=(
-            read_json(folder / SENTENCE_CONFIG).get("max_seq_length") if (folder / SENTENCE_CONFIG).is_file() else None
-        ),
-        tables=tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
-        elsewhere=_elsewhere(folder, config, weights, spec),
-        load=_load(spec, str(source)) if spec else "",
-        command=_command(spec, folder, str(source)) if spec and not refused else "",
-        refused=refused,
-    )
+    sentences = folder / SENTENCE_CONFIG
+    return {
+        "name": str(source),
+        "family": family if spec else str(config.get("model_type", "")),
+        "architecture": first_class(config),
+        "positions": _positions(spec) if spec else "",
+        "trained_length": (spec.fields if spec else config).get("max_position_embeddings"),
+        "max_seq_length": read_json(sentences).get("max_seq_length") if sentences.is_file() else None,
+        "tables": tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
+        "elsewhere": _elsewhere(folder, config, weights, spec),
+        "load": _load(spec, str(source)) if spec else "",
+        "command": _command(spec, folder, str(source)) if spec and not refused else "",
+        "refused": refused,
+    }
 
 
 def _positions(spec: CheckpointSpec) -> str:
@@ -182,7 +162,9 @@ def _without_remote_code(
     is_dynamic = rotations.get("rope_type") == "dynamic"
     trained = rotations.get("original_max_position_embeddings") if is_dynamic else None
     past = f", right up to {trained:,} tokens" if trained else ""
-    encodes = spec is not None or _encodes(model) or (folder / MODULES).is_file()  # such as Qwen3-Embedding
+    kinds = (transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_TEXT_ENCODING_MAPPING)
+    encodes = any(type(model.config) in kind for kind in kinds)
+    encodes |= spec is not None or (folder / MODULES).is_file()  # such as Qwen3-Embedding
     faster = "; hf_relpos.optimize(model) makes that faster on a CPU" if encodes else ""
     return f"loads it as it is{past}{faster}"
 
@@ -196,12 +178,6 @@ def _stock_model(folder: Path) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = build(config)
     return model
-
-
-def _encodes(model: PreTrainedModel) -> bool:
-    """Whether Transformers has the model as an encoder of text."""
-    kinds = (transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_TEXT_ENCODING_MAPPING)
-    return any(type(model.config) in kind for kind in kinds)
 
 
 def _load(spec: CheckpointSpec, name: str) -> str:

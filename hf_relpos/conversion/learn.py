@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from ..attention.cpu_gemm import linear_library, multiplies_bfloat16
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
-from ..data.text import TextError
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import load_tokenizer
@@ -42,22 +40,17 @@ COUNTED_WINDOWS = 32
 
 
 def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
-    """Distil the source into the model: see `hf_relpos.training.distillation`.
+    """Distil the source into the model (`hf_relpos.training.distillation`), and measure the agreement and the speed.
 
     The model starts from the positions added to the embeddings, and tables of zeros.
+
+    Returns:
+        The tensors that have changed, with a note on each.
 
     Raises:
         ConversionError: for a decoder, too little text, and unsuitable options.
     """
-    try:
-        _check_options(model, conversion)
-        return _learn(model, conversion)
-    except TextError as error:
-        raise ConversionError(f"texts: {error}") from error
-
-
-def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
-    """Train, measure the agreement and the speed, and say which tensors have changed."""
+    _check_options(model, conversion)
     with conversion_errors():
         tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
     if conversion.window is not None:
@@ -66,7 +59,7 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
     dtype = model.dtype
     student, teacher = model.float(), build_teacher(conversion).float()
     console = Console(stderr=True, quiet=not conversion.given.progress)
-    marks = {"": time.process_time()}
+    began = time.process_time()
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
     # bfloat16 is faster where the processor multiplies it, and the result is as close to the source; targets are exact
@@ -76,13 +69,11 @@ def _learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str
     with progress_bar(console, not console.quiet, first="reading the text") as progress:
         with _optimized(student, teacher, fast):
             conversion.details["distillation"] = _distil(student, teacher, tokenizer, conversion, console, progress)
-        marks["distillation"] = time.process_time()
+        trained = time.process_time()
         with _optimized(student, teacher, "float32"):
             conversion.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, conversion, progress)
-        marks["check"] = time.process_time()
+    conversion.details["cpu_seconds"] = {"distillation": trained - began, "check": time.process_time() - trained}
     conversion.details["speed"] = speed(student, teacher)
-    spent = pairwise(marks.items())
-    conversion.details["cpu_seconds"] = {what: end - start for (_, start), (what, end) in spent}
     model.to("cpu", dtype)  # type: ignore[arg-type]  # Transformers' decorator hides self
     return {
         name: "trained" if is_scheme(name) else "trained to reproduce the source's outputs on text"
@@ -104,11 +95,10 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
         raise ConversionError(
             "is_decoder = True: method = 'distil' supports encoders only; choose method = 'keep' or 'drop'"
         )
-    length, tokens = options.length, options.tokens_to_distil
+    length, tokens = options.length, conversion.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:
         raise ConversionError(
-            f"method_options['length'] = {length} is too long for {tokens} training tokens: half of them do not fill "
-            "one row; give more steps, or a shorter length"
+            f"method_options['length'] = {length} is too long for {tokens} training tokens; give more steps"
         )
 
 
@@ -127,7 +117,7 @@ def _distil(
     options, limit = conversion.options, conversion.limit
     windows = learning_windows(conversion, tokenizer, student)
     if conversion.source_config.has_absolute_table:
-        _fold(student, teacher, windows, conversion.source_table.float(), limit)
+        _fold(student, teacher, windows, conversion)
     for model in (student, teacher):
         model.to(conversion.device)  # type: ignore[arg-type]  # Transformers' decorator hides self
     pairs = zip(windows.ids, windows.token_types, strict=True)
@@ -146,43 +136,33 @@ def _distil(
     }
     console.print(f"distilling: {settings['steps']} steps on {windows.tokens:,} tokens", highlight=False)
     on_cpu: dict[str, Any] = {"use_cpu": True} if conversion.device.type == "cpu" else {}
-    with _frozen(student, words="logits" not in losses), torch.enable_grad():
+    _freeze(student, words="logits" not in losses)
+    with torch.enable_grad():
         report = distil(student, teacher, rows, progress=progress, **settings, **on_cpu)
     return {**asdict(report), "settings": settings}
 
 
-@contextmanager
-def _frozen(student: RelPosBertPreTrainedModel, words: bool) -> Iterator[None]:
-    """Context in which the matrices of feed-forward layers, and with `words` the word embeddings, are not trained.
+def _freeze(student: RelPosBertPreTrainedModel, words: bool) -> None:
+    """Leave the matrices of feed-forward layers, and with `words` the word embeddings, out of the training.
 
     They are five sixths of the parameters of all-MiniLM-L6-v2, and training them brings it no closer to the source.
     """
     base: Any = student.base_model
     matrices = [part.dense.weight for layer in base.encoder.layer for part in (layer.intermediate, layer.output)]
-    matrices += [base.embeddings.word_embeddings.weight] if words else []
-    flags = [matrix.requires_grad for matrix in matrices]
-    try:
-        for matrix in matrices:
-            matrix.requires_grad_(False)
-        yield
-    finally:
-        for matrix, flag in zip(matrices, flags, strict=True):
-            matrix.requires_grad_(flag)
+    for matrix in [*matrices, *([base.embeddings.word_embeddings.weight] if words else [])]:
+        matrix.requires_grad_(False)
 
 
 @torch.no_grad()
 def _fold(
-    student: RelPosBertPreTrainedModel,
-    teacher: RelPosBertPreTrainedModel,
-    windows: Windows,
-    table: torch.Tensor,
-    limit: int,
+    student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows, conversion: Conversion
 ) -> None:
     """Add the mean of the source's positions in these windows to the embeddings, and [CLS]'s to its own.
 
     With position vector 0 in its embedding, [CLS] would be predicted everywhere by an output layer that is tied to the
     word embeddings. So the mean increase of its logit over the text is subtracted from its bias.
     """
+    table, limit = conversion.source_table.float(), conversion.limit
     counts = torch.zeros(len(table), dtype=torch.float64)
     for ids in windows.ids:
         counts[: len(ids)] += len(ids) / min(len(ids), limit)  # a long row counts once per window

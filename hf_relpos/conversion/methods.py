@@ -1,14 +1,12 @@
-"""The choices of a conversion: methods with their options, and the arguments of `convert`."""
+"""The choices of a conversion: methods with their options."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..families.errors import ConversionError
 from ..schemes.registry import SCHEMES
-from ..schemes.scheme import Option, Scheme, is_count
-from ..settings import options_of, setting
+from ..schemes.scheme import Option, Scheme, integer
 
 
 TOO_FEW = 500  # tokens of text, below which nothing can be learnt
@@ -19,56 +17,35 @@ def is_share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-@dataclass(frozen=True)
-class NoOptions:
-    """Options of a method without options."""
-
-
-@dataclass(frozen=True)
-class DistilOptions:
-    """Options of `distil`."""
-
-    steps: int = setting(400, "steps of the distillation; a positive integer", is_count)
-    batch_tokens: int = setting(512, "tokens in a step of the distillation; a positive integer", is_count)
-    distil_tokens: int | None = setting(
-        None,
-        f"tokens of text to distil on; an integer from {TOO_FEW} on, or None for as many as the steps read",
-        lambda value: is_count(value) and value >= TOO_FEW,
-        optional=True,
-    )
-    length: int | None = setting(
+# Options of `distil`.
+DISTIL = {
+    "steps": integer(400, "steps of the distillation"),
+    "batch_tokens": integer(512, "tokens in a step of the distillation"),
+    "distil_tokens": integer(None, "tokens of text to distil on", none="as many as the steps read", least=TOO_FEW),
+    "length": integer(
         None,
         "number of tokens that the result has to read. Beyond the source's limit, every third of `steps` is followed "
-        "by a step on a row of this length, which the source reads in overlapping windows. A positive integer, or "
-        "None for the source's limit",
-        is_count,
-        optional=True,
-    )
-    window: int | None = setting(
+        "by a step on a row of this length, which the source reads in overlapping windows",
+        none="the source's limit",
+    ),
+    "window": integer(
         None,
-        "attention_window of the result; a positive integer (the value of `length` lets all tokens attend to all). "
-        "None: half of the source's limit if `length` is beyond it, otherwise no window",
-        is_count,
-        optional=True,
-    )
-    pairs: float | None = setting(
+        "attention_window of the result; the value of `length` lets all tokens attend to all",
+        none="half of the source's limit if `length` is beyond it, otherwise no window",
+    ),
+    "pairs": Option(
         None,
         "share of the training windows that are pairs of segments with token types, for tasks such as question "
         "answering; windows beyond the source's limit are not counted; 0 to 1. None: 0.5, or 0 if the source does not "
         "distinguish two token types",
-        is_share,
-        optional=True,
-    )
-    mask: float = setting(
+        lambda value: value is None or is_share(value),
+    ),
+    "mask": Option(
         0.15,
         "share of [MASK] tokens in half of the windows, for a model that predicts masked tokens; 0 to 0.5",
         lambda value: is_share(value) and value <= 0.5,
-    )
-
-    @property
-    def tokens_to_distil(self) -> int:
-        """Tokens of text to distil on."""
-        return self.distil_tokens or self.steps * self.batch_tokens
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +59,7 @@ class Method:
         from_absolute: whether it supports sources with absolute positions.
         from_relative: whether it supports sources with relative positions.
         learns: whether it learns from text.
-        options_type: dataclass of its options.
+        options: its options by name.
     """
 
     help: str
@@ -91,12 +68,7 @@ class Method:
     from_absolute: bool = True
     from_relative: bool = False
     learns: bool = False
-    options_type: type[Any] = NoOptions
-
-    @property
-    def options(self) -> dict[str, Option]:
-        """Options of the method by name."""
-        return options_of(self.options_type)
+    options: Mapping[str, Option] = field(default_factory=dict)
 
     def unsupported_reason(self, scheme: type[Scheme]) -> str:
         """Why the result cannot have a scheme; empty if it can."""
@@ -123,7 +95,7 @@ METHODS: dict[str, Method] = {
         "the source's hidden states and attention. Outputs close to the source's",
         from_relative=True,
         learns=True,
-        options_type=DistilOptions,
+        options=DISTIL,
     ),
     "exact": Method(
         "for a checkpoint with relative positions (hf_relpos; NEZHA; BERT, RoBERTa, … with relative_key): rename its "
@@ -148,25 +120,3 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
             f"position_embedding_type = {scheme.name!r}: {reason}; the method supports: {', '.join(supported)}"
             + "; method = 'distil' learns it from text" * other
         )
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of `convert`; in a `Conversion`, with the method that was chosen."""
-
-    source: str | Path
-    out: str | Path
-    position_embedding_type: str | None
-    position_options: Mapping[str, Any] | None
-    method: Any
-    method_options: Mapping[str, Any] | None
-    texts: str | Path | Iterable[str | Path] | None
-    field: str | Sequence[str]
-    skip_unreadable: bool
-    seed: int
-    architecture: str | None
-    revision: str | None
-    allow_pickle: bool
-    overwrite: bool
-    device: str | None
-    progress: bool

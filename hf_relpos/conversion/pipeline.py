@@ -2,16 +2,17 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
 
 from ..console import spinner
-from ..families.checkpoint import Checkpoint, read_tensors, rename_and_validate
+from ..families.checkpoint import read_tensors, rename_and_validate
 from ..families.errors import PoorConversionWarning
 from ..families.names import is_buffer, is_table
 from ..families.recognition import check_tables, choose_head
@@ -23,9 +24,8 @@ from .card import write_card
 from .configurations import resolved_options
 from .folder import REPORT, check_target, copy_companions, new_folder
 from .learn import learn
-from .methods import Arguments
 from .plan import Conversion, plan_conversion
-from .report import ConversionReport, list_steps
+from .report import ConversionReport, Step, has_vocabulary, list_steps
 from .verify import compare_outputs, compare_tensors, has_reference
 
 
@@ -101,24 +101,25 @@ def convert(
         ConversionError: if the source cannot be converted, a scheme or option is unknown, or a folder cannot be
             written. The message names the cause and the remedy.
     """
-    given = Arguments(**locals())  # before there are other variables
+    given = SimpleNamespace(**locals())  # before there are other variables
     conversion = plan_conversion(given, check_target(out, overwrite, source))
     with spinner("reading the source", progress):
         conversion = _read(conversion)
-    kind = conversion.method
     renamed = rename_relative(conversion)
-    with spinner("converting", progress and not kind.learns):  # learning has its own progress bars
+    with spinner("converting", progress and not conversion.method.learns):  # learning has its own progress bars
         model, changed = build_model(conversion, renamed, APPLY[conversion.given.method])
-    report = _report(conversion, model, renamed, changed)
+    steps = list_steps(model, renamed, changed, conversion.head.left_behind)
     with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
-        report, reloaded = _write(unfinished, conversion, model, renamed, report)
-        if kind.exact and has_reference(conversion):
-            difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
-            report = replace(report, difference=difference)
+        files, reloaded = _write(unfinished, conversion, model)
+        compare_tensors(model, reloaded, renamed, steps)
+        is_compared = conversion.method.exact and has_reference(conversion)
+        difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
+        report = _report(conversion, reloaded, steps, files, difference)
         write_json(unfinished / REPORT, report.to_dict(), indent=2)
         write_card(unfinished, conversion, report, reloaded)
-    if report.failed_thresholds:
-        warnings.warn(f"{out}: {report.warning}", PoorConversionWarning, stacklevel=2)
+    if failed := "; ".join(report.failed_thresholds):
+        poor = f"{out}: the result was written, but is not close to its source: {failed}"
+        warnings.warn(f"{poor}. Try more steps, or train it further", PoorConversionWarning, stacklevel=2)
     return report
 
 
@@ -146,17 +147,37 @@ def _read(conversion: Conversion) -> Conversion:
     return replace(conversion, source=checkpoint)
 
 
+def _write(
+    folder: Path, conversion: Conversion, model: RelPosBertPreTrainedModel
+) -> tuple[tuple[str, ...], RelPosBertPreTrainedModel]:
+    """Write the model and copy other files; returns their names, and the reloaded model."""
+    layout = conversion.layout
+    encoder = folder / layout.encoder
+    model.save_pretrained(encoder)
+    companions = copy_companions(conversion.source.folder, encoder, model)
+    reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
+    files = (*(str(Path(layout.encoder, file)) for file in companions), *layout.copy(conversion.top, folder))
+    if conversion.new_length is not None:
+        layout.write_length(folder, conversion.new_length)
+    return files, reloaded
+
+
 def _report(
-    conversion: Conversion, model: RelPosBertPreTrainedModel, renamed: Checkpoint, changed: Mapping[str, str]
+    conversion: Conversion,
+    model: RelPosBertPreTrainedModel,
+    steps: tuple[Step, ...],
+    files: tuple[str, ...],
+    difference: float | None,
 ) -> ConversionReport:
-    """The report before files are written and outputs are compared."""
+    """The report of what was written."""
     source, config, given, left = conversion.source, conversion.config, conversion.given, conversion.head.left_behind
-    steps = list_steps(model, renamed, changed, left)
     notes = [conversion.abilities]
-    if conversion.method.exact and not has_reference(conversion):
+    if conversion.method.exact and difference is None:
         notes.append(NOT_COMPARED)
     if parts := {str(step.source).partition(".")[0] for step in steps if left and step.note == left}:
         notes.append(f"not converted: {', '.join(sorted(parts))} ({left})")
+    if conversion.layout.listed and not has_vocabulary(files):
+        notes.append(NO_TOKENIZER)
     return ConversionReport(
         source=source.name,
         revision=source.revision,
@@ -166,40 +187,13 @@ def _report(
         method=given.method,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
-        method_options=asdict(conversion.options),
+        method_options=vars(conversion.options),
         arguments=conversion.arguments,
         dtype=str(source.dtype).removeprefix("torch."),
         steps=steps,
-        difference=None,
-        files=(),
+        difference=difference,
+        files=files,
         versions={"hf_relpos": __version__, "transformers": transformers.__version__, "torch": torch.__version__},
         details=conversion.details,
         notes=tuple(notes),
     )
-
-
-def _write(
-    folder: Path,
-    conversion: Conversion,
-    model: RelPosBertPreTrainedModel,
-    renamed: Checkpoint,
-    report: ConversionReport,
-) -> tuple[ConversionReport, RelPosBertPreTrainedModel]:
-    """Write the model and copy other files; returns the report with their names, and the reloaded model.
-
-    Raises:
-        ConversionError: for a tensor that differs after reloading.
-    """
-    layout = conversion.layout
-    encoder = folder / layout.encoder
-    model.save_pretrained(encoder)
-    files = [str(Path(layout.encoder, file)) for file in copy_companions(conversion.source.folder, encoder, model)]
-    reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
-    compare_tensors(model, reloaded, renamed, report.steps)
-    files += layout.copy(conversion.top, folder)
-    if conversion.new_length is not None:
-        layout.write_length(folder, conversion.new_length)
-    report = replace(report, files=tuple(files))
-    if layout.listed and not report.has_tokenizer:
-        report = replace(report, notes=(*report.notes, NO_TOKENIZER))
-    return report, reloaded

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,11 @@ from ..schemes.registry import scheme_parts
 from ..schemes.scheme import check_options, nearest
 from .configurations import source_config, target_config
 from .folder import Layout, check_apart, locate
-from .methods import METHODS, Arguments, Method
+from .methods import METHODS, Method
+
+
+# Arguments of `convert` that do not determine the result.
+NOT_REPORTED = ("source", "out", "overwrite", "device", "progress")
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,13 @@ class Conversion:
         head: head of the source.
         source_config: the configuration of the source as a RelPosBertConfig.
         config: the configuration of the result.
-        options: options of the method, an instance of its `options_type`.
+        options: options of the method.
         texts: paths or documents to learn from; None for a method that does not learn.
         device: device of a method that learns from text.
         details: results of the method for the report, which it adds; JSON values only.
     """
 
-    given: Arguments
+    given: SimpleNamespace
     target: Path
     source: Checkpoint
     top: Path
@@ -52,7 +57,7 @@ class Conversion:
     head: Head
     source_config: RelPosBertConfig
     config: RelPosBertConfig
-    options: Any
+    options: SimpleNamespace
     texts: list[Path] | list[str] | None
     device: torch.device
     details: dict[str, Any] = field(default_factory=dict)
@@ -81,12 +86,17 @@ class Conversion:
         return any(len(table) > 1 and not torch.equal(table[0], table[1]) for table in tables)
 
     @property
+    def asked_length(self) -> int:
+        """Option `length` of the method; 0 if it is not given."""
+        return getattr(self.options, "length", None) or 0
+
+    @property
     def new_length(self) -> int | None:
         """Tokens that the result was made for; None if it has the source's outputs and the source's limit."""
         length = self.config.max_position_embeddings
         if self.method.exact and length == self.limit:
             return None
-        return max(length, getattr(self.options, "length", None) or 0)
+        return max(length, self.asked_length)
 
     @property
     def window(self) -> int | None:
@@ -94,30 +104,30 @@ class Conversion:
 
         Then all distances are frequent in training, and long rows cost less.
         """
-        past = (getattr(self.options, "length", None) or 0) > self.limit
+        past = self.asked_length > self.limit
         return getattr(self.options, "window", None) or (max(1, self.limit // 2) if past else None)
+
+    @property
+    def tokens_to_distil(self) -> int:
+        """Tokens of text that a distillation reads."""
+        return int(self.options.distil_tokens or self.options.steps * self.options.batch_tokens)
 
     @property
     def abilities(self) -> str:
         """What the result can and cannot do, in one line."""
         limit = self.limit
         if self.config.has_absolute_table:
-            return (
-                f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. "
-                f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
-            )
+            longer = f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
+            return f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. {longer}"
         if self.method.exact:
             return f"Its outputs equal the source's. It was made for {limit:,} tokens and also reads longer texts."
         if not self.method.learns:
-            return (
-                "It reads texts of any length. Its outputs are far from the source's until you train it. For a model "
-                "to use without training, convert with --text FILE instead of --method drop."
-            )
-        return f"It reads texts of any length and was made for {self.new_length:,} tokens" + (
-            f", with attention_window = {self.window} in its configuration."
-            if self.window
-            else f"; load it with attention_window={max(1, limit // 2)} for longer ones."
-        )
+            usable = "For a model to use without training, convert with --text FILE instead of --method drop."
+            return f"It reads texts of any length. Its outputs are far from the source's until you train it. {usable}"
+        made = f"It reads texts of any length and was made for {self.new_length:,} tokens"
+        if self.window:
+            return f"{made}, with attention_window = {self.window} in its configuration."
+        return f"{made}; load it with attention_window={max(1, limit // 2)} for longer ones."
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -125,26 +135,18 @@ class Conversion:
 
         Files are named without folders; documents given in Python have no names.
         """
-        given, names = self.given, [text.name for text in self.texts or () if isinstance(text, Path)]
-        arguments = {
-            "position_embedding_type": given.position_embedding_type,
-            "position_options": given.position_options,
-            "method": given.method,
-            "method_options": given.method_options,
-            "texts": None if self.texts is None else names,
-            "field": None if given.field == "text" else given.field,
-            "skip_unreadable": given.skip_unreadable or None,
-            "seed": given.seed if self.method.learns else None,
-            "architecture": given.architecture,
-            "revision": self.source.revision,
-            "allow_pickle": given.allow_pickle or None,
-        }
+        names = [text.name for text in self.texts or () if isinstance(text, Path)]
+        arguments = {name: value for name, value in vars(self.given).items() if name not in NOT_REPORTED}
+        arguments |= {"texts": None if self.texts is None else names, "revision": self.source.revision}
+        arguments |= {"field": None if self.given.field == "text" else self.given.field}
+        if not self.method.learns:
+            del arguments["seed"]
         plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in arguments.items()}
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
-        return {key: value for key, value in plain.items() if value is not None and value != {}}
+        return {key: value for key, value in plain.items() if value is not False and value not in (None, {})}
 
 
-def plan_conversion(given: Arguments, target: Path) -> Conversion:
+def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
     """Check the arguments of `convert` against the source, and complete them.
 
     Args:
@@ -155,10 +157,13 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
         ConversionError: for an argument that is invalid or does not fit the source.
     """
     if given.method is not None and given.method not in METHODS:
-        raise ConversionError(
-            f"method = {given.method!r} is unknown{nearest(given.method, METHODS)}; known methods: "
-            f"{', '.join(METHODS)}"
-        )
+        known = ", ".join(METHODS)
+        raise ConversionError(f"method = {given.method!r} is unknown{nearest(given.method, METHODS)}; known: {known}")
+    for name in ("position_options", "method_options"):
+        if not isinstance(options := getattr(given, name), Mapping | None):
+            raise ConversionError(
+                f"{name} = {options!r} is not a mapping; give names and values, such as {{'clip': 32}}"
+            )
     with conversion_errors():
         check_seed(given.seed)
     top, commit, layout = locate(given.source, given.revision, given.allow_pickle)
@@ -168,41 +173,36 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     spec = recognise(folder, saved, tensor_names(folder, given.allow_pickle))
     head = choose_head(spec, folder, given.architecture)
     spec = spec.with_head(head.source)
-    given = choose_method(given, spec, folder)
+    choose_method(given, spec, folder)
     texts = check_text(given)
     options, device = resolve_options(given), check_device(given)
     own = source_config(folder, spec)
-    config = target_config(folder, spec, own, given, options)
+    config = target_config(folder, spec, own, given, getattr(options, "length", None) or 0)
     checkpoint = Checkpoint(str(given.source), folder, commit, saved, head.stock)
     return Conversion(given, target, checkpoint, top, layout, spec, head, own, config, options, texts, device)
 
 
-def choose_method(given: Arguments, spec: CheckpointSpec, folder: Path) -> Arguments:
-    """Complete the arguments by the method: the given one; by default the one that learns, or keeps the outputs.
+def choose_method(given: SimpleNamespace, spec: CheckpointSpec, folder: Path) -> None:
+    """Check the given method; without one, choose the one that learns, or keeps the outputs.
 
     Raises:
         ConversionError: for a method that does not fit the positions of the source.
     """
     if given.method is None:
         by_text = "keep" if given.texts is None else "distil"
-        return replace(given, method=by_text if spec.absolute else "exact")
+        given.method = by_text if spec.absolute else "exact"
     supported = [
         name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
     ]
-    if given.method in supported:
-        return given
-    if spec.absolute:
+    if given.method not in supported:
+        needed, present = ("relative", "absolute") if spec.absolute else ("absolute", "relative")
         raise ConversionError(
-            f"method = {given.method!r} requires relative positions, but {folder} has absolute ones; choose "
-            f"{' or '.join(supported)}"
+            f"method = {given.method!r} requires {needed} positions, but {folder} has {present} ones "
+            f"({spec.evidence}); leave the method out, or choose {' or '.join(supported)}"
         )
-    raise ConversionError(
-        f"method = {given.method!r} requires absolute positions, but {folder} has relative ones ({spec.evidence}); "
-        f"leave the method out, or choose {' or '.join(supported)}"
-    )
 
 
-def check_text(given: Arguments) -> list[Path] | list[str] | None:
+def check_text(given: SimpleNamespace) -> list[Path] | list[str] | None:
     """The texts, which can be iterated over several times; None for none.
 
     Raises:
@@ -218,16 +218,16 @@ def check_text(given: Arguments) -> list[Path] | list[str] | None:
         )
     with conversion_errors():
         found = None if texts is None else paths_or_documents(texts)
-        if fields != "text":
-            if found is None or not isinstance(found[0], Path):
-                raise ConversionError(
-                    f"field = {fields!r} (--field) requires files with fields; leave it out, or give texts as paths"
-                )
+        if found is not None and isinstance(found[0], Path):
             pair_fields(found, fields)
+        elif fields != "text":
+            raise ConversionError(
+                f"field = {fields!r} (--field) requires files with fields; leave it out, or give texts as paths"
+            )
     return found
 
 
-def check_device(given: Arguments) -> torch.device:
+def check_device(given: SimpleNamespace) -> torch.device:
     """The device of a method that learns; the CPU for others.
 
     Raises:
@@ -237,8 +237,7 @@ def check_device(given: Arguments) -> torch.device:
         return torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConversionError(
-            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without accelerate "
-            "launch or torchrun"
+            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without a launcher"
         )
     name = given.device or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
@@ -253,16 +252,13 @@ def check_device(given: Arguments) -> torch.device:
     return torch.device(name)
 
 
-def resolve_options(given: Arguments) -> Any:
-    """The options of the method with its defaults: an instance of its `options_type`.
+def resolve_options(given: SimpleNamespace) -> SimpleNamespace:
+    """The options of the method with its defaults.
 
     Raises:
         ConversionError: for an unknown option or an invalid value; names field, value and remedy.
     """
-    method, options = METHODS[given.method], given.method_options
-    if options is not None and not isinstance(options, Mapping):
-        raise ConversionError(f"method_options = {options!r} is not a mapping; give option names and values")
-    options = options or {}
+    known, options = METHODS[given.method].options, given.method_options or {}
     with conversion_errors():
-        check_options(options, method.options, "method_options", f"method = {given.method!r}")
-    return method.options_type(**options)
+        check_options(options, known, "method_options", f"method = {given.method!r}")
+    return SimpleNamespace(**{name: option.default for name, option in known.items()} | dict(options))

@@ -1,13 +1,14 @@
 """The report of a conversion, saved as conversion.json: one step per tensor, and measurements."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..evaluation.model_fidelity import failed_thresholds
+from ..evaluation.model_fidelity import Fidelity, failed_thresholds
 from ..families.checkpoint import TOKENIZER_FILES, Checkpoint
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
@@ -16,12 +17,15 @@ from ..families.privacy import last_name
 from ..models.modeling_relpos_bert import HEADS
 
 
-if TYPE_CHECKING:
-    from ..evaluation import Fidelity
-
 # Files of a tokenizer without its words.
 TOKENIZER_SETTINGS = ("_config.json", "_map.json", "added_tokens.json")
 KINDS = ("reused", "folded", "dropped", "created")
+
+
+def has_vocabulary(files: Iterable[str]) -> bool:
+    """Whether the vocabulary of a tokenizer is among files."""
+    vocabularies = {name for name in TOKENIZER_FILES if not name.endswith(TOKENIZER_SETTINGS)}
+    return any(PurePath(file).name in vocabularies for file in files)
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,7 @@ class ConversionReport:
     @property
     def has_tokenizer(self) -> bool:
         """Whether the vocabulary of a tokenizer was copied."""
-        vocabularies = {name for name in TOKENIZER_FILES if not name.endswith(TOKENIZER_SETTINGS)}
-        return any(PurePath(file).name in vocabularies for file in self.files)
+        return has_vocabulary(self.files)
 
     def of_kind(self, kind: str) -> tuple[Step, ...]:
         """The steps of one kind."""
@@ -120,10 +123,8 @@ class ConversionReport:
         }
 
     @property
-    def fidelity(self) -> "Fidelity | None":
+    def fidelity(self) -> Fidelity | None:
         """Agreement of the result with its source on held-out text; None if it was not measured."""
-        from ..evaluation import Fidelity
-
         measured = self.details.get("fidelity", {})
         return Fidelity.from_dict(measured) if "lengths" in measured else None
 
@@ -133,15 +134,14 @@ class ConversionReport:
         return self.details.get("fidelity", {}).get("verdict")
 
     @property
-    def text_in_words(self) -> str:
-        """Sentence about the training text."""
-        text = self.details["text"]
-        names = ", ".join(f"`{name}`" for name in self.arguments.get("texts", []))
-        return (
-            f"Trained on {text['tokens']:,} tokens in {text['windows']:,} windows of "
-            f"{names or 'documents given in Python'}; {100 * text['unknown_share']:.1f} % of the tokens are "
-            "unknown"
-        )
+    def how_close(self) -> str:
+        """One sentence on the agreement with the source."""
+        if self.verdict:
+            return f"Verdict on held-out text: {self.verdict}."
+        if self.difference is not None:
+            return f"Its outputs equal the source's, to {self.difference:.1e} of the largest output."
+        why = self.details.get("fidelity", {}).get("skipped")
+        return f"Not measured{f' ({why})' if why else ''}. `hf-relpos compare SOURCE OUT --text TEXT` measures it."
 
     @property
     def pairs_in_words(self) -> str:
@@ -155,11 +155,10 @@ class ConversionReport:
         )
         if self.details.get("text", {}).get("pair_windows"):
             return line
+        why = "for tasks with two texts in a row, convert with --method-option pairs=0.5"
         if self.method_options.get("pairs"):
-            return f"{line}. No pairs were trained: every window was too short, or beyond the source's limit"
-        return (
-            f"{line}. No pairs were trained: for tasks with two texts in a row, convert with --method-option pairs=0.5"
-        )
+            why = "every window was too short, or beyond the source's limit"
+        return f"{line}. No pairs were trained: {why}"
 
     @property
     def failed_thresholds(self) -> tuple[str, ...]:
@@ -169,20 +168,9 @@ class ConversionReport:
         - Past it, for a requested length: a token cosine of .80, on text that fills the length.
         - Text without held-out passages counts as a failure.
         """
-        found = []
         if self.fidelity is not None:
-            found += failed_thresholds(self.fidelity)
-        elif "text" in self.details:
-            found.append(f"it was not checked: {self.details['fidelity']['skipped']}")
-        return tuple(found)
-
-    @property
-    def warning(self) -> str:
-        """The failed thresholds in one sentence, with the remedy."""
-        reasons = "; ".join(self.failed_thresholds)
-        return (
-            f"the result was written, but is not close to its source: {reasons}. Try more steps, or train it further"
-        )
+            return tuple(failed_thresholds(self.fidelity))
+        return (f"it was not checked: {self.details['fidelity']['skipped']}",) if "text" in self.details else ()
 
     def __str__(self) -> str:
         """One line: tensors and parameters by kind, and the difference and the verdict if measured."""
@@ -200,12 +188,10 @@ class ConversionReport:
 
         They contain no local paths: a local source is named without folders, and `out` is omitted.
         """
-        content = {key: value for key, value in asdict(self).items() if key != "out"}
-        content["source"] = self.source if self.revision else last_name(self.source)
-        content["steps"] = [{**asdict(step), "shape": list(step.shape)} for step in self.steps]
-        content["files"] = list(self.files)
-        content["notes"] = list(self.notes)
-        return {**content, "totals": self.totals}
+        content = asdict(self) | {"source": self.source if self.revision else last_name(self.source)}
+        del content["out"]
+        plain: dict[str, Any] = json.loads(json.dumps({**content, "totals": self.totals}))
+        return plain
 
 
 def list_steps(

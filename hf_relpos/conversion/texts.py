@@ -1,7 +1,7 @@
 """Windows of tokens cut from the texts of a conversion, to learn from and to check with."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from ..data.masking import mask_tokens
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import PairLayout, Windows, cut_windows, pair_windows, unknown_tokens_note
 from ..evaluation.inspection import has_mlm_head
+from ..families.checkpoint import conversion_errors
 from ..families.errors import ConversionError
 from .methods import TOO_FEW
 from .plan import Conversion
@@ -51,12 +52,12 @@ def learning_windows(conversion: Conversion, tokenizer: Any, model: PreTrainedMo
         model: the result, whose head decides about masks.
 
     Raises:
-        ConversionError: for text too short to learn anything, and a share of pairs for a source without them.
-        TextError: as `gather`.
+        ConversionError: as `gather`, for text too short to learn anything, and a share of pairs for a source without
+            them.
     """
     options, limit, seed = conversion.options, conversion.limit, conversion.given.seed + 1
     length, batch, lengths = options.length or limit, options.batch_tokens, window_lengths(limit)
-    windows = gather(conversion, tokenizer, "fit", options.tokens_to_distil, lengths, seed, 0.5)
+    windows = gather(conversion, tokenizer, "fit", conversion.tokens_to_distil, lengths, seed, 0.5)
     if length > limit:
         steps = -(-windows.tokens // (batch * SHORT_STEPS))
         tokens = steps * max(1, batch // length) * length
@@ -88,25 +89,19 @@ def gather(
         short: share of the tokens for single sentences.
 
     Raises:
-        TextError: for text that cannot be read, or does not fill one window.
+        ConversionError: for text that cannot be read, or does not fill one window.
     """
     passage = max(*window_lengths(conversion.limit), conversion.options.length or 0)
     cut = partial(cut_windows, tokenizer, lengths=lengths, short=short, seed=seed, part=part, passage=passage)
+    texts, given = conversion.texts or [], conversion.given
+    sources: list[Iterable[Any]] = [texts]
+    if isinstance(texts[0], Path):
+        sources = [read_texts(path, name, given.skip_unreadable) for path, name in pair_fields(texts, given.field)]
     found: list[Windows] = []
-    for texts, share in _sources(conversion, tokens):
-        with suppress(*[TextError] * (part == "check")):
-            found.append(cut(texts, share))
+    for source in sources:
+        with suppress(TextError) if part == "check" else conversion_errors("texts: "):
+            found.append(cut(source, -(-tokens // len(sources))))
     return found[0].joined(*found[1:]) if found else Windows([], 0.0, tokens)
-
-
-def _sources(conversion: Conversion, tokens: int) -> Iterator[tuple[Iterable[str], int]]:
-    """The documents of each file, or all documents, with their share of the tokens."""
-    texts = conversion.texts or []
-    if not isinstance(texts[0], Path):
-        yield texts, tokens
-        return
-    for path, field in pair_fields(texts, conversion.given.field):
-        yield read_texts(path, field, conversion.given.skip_unreadable), -(-tokens // len(texts))
 
 
 def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayout | None, float]:
@@ -121,8 +116,7 @@ def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayou
     layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is None and share is not None:
         raise ConversionError(
-            f"method_options['pairs'] = {share}: the source does not distinguish the segments of a pair by token "
-            "types, or its tokenizer returns none; leave the option out"
+            f"method_options['pairs'] = {share}: the source or its tokenizer has no token types; leave the option out"
         )
     return layout, PAIRS if share is None else share
 

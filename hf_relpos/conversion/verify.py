@@ -41,10 +41,8 @@ def compare_tensors(
     for name in written.keys() | read.keys():
         intact = name in written and name in read and identical(written[name], read[name])
         if not intact or (name in reused and not identical(restored[name], source.tensors[name])):
-            raise ConversionError(
-                f"{name} differs from what was written when it is read back, so the result was removed; check the "
-                "disk, and report this if it happens again"
-            )
+            damage = f"{name} differs from what was written when it is read back, so the result was removed"
+            raise ConversionError(f"{damage}; check the disk, and report this if it happens again")
 
 
 def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -119,10 +117,8 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
         differences.append((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
     worst = float(torch.stack(differences).max())  # keeps NaN
     if not worst <= tolerance:
-        raise ConversionError(
-            f"the outputs of the result differ from the source's by {worst:.1e} of the largest value, but the method "
-            "has to keep them; the result was removed, please report this"
-        )
+        gap = f"outputs of the result differ from the source's by {worst:.1e} of the largest value"
+        raise ConversionError(f"{gap}, so it was removed; please report this")
     return worst
 
 

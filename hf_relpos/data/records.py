@@ -81,8 +81,7 @@ def text_field(path: str | Path, number: int, column: str, value: Any) -> str:
     Raises:
         ValueError: for a value that is not text; names file, record and column.
     """
-    problem = text_problem(value)
-    if problem:
+    if problem := text_problem(value):
         raise ValueError(f"{path}, record {number}: {column!r} {problem}")
     return str(value)
 

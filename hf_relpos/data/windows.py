@@ -75,11 +75,9 @@ class PairLayout:
         ids, types = list(pair.input_ids), list(pair.get("token_type_ids") or [])
         start, second = len(before) + len(one), len(ids) - len(other) - len(after)
         between = ids[start:second]
-        if not one or not other or not between or ids != [*before, *one, *between, *other, *after]:
-            return None
-        if types != [0] * second + [1] * (len(ids) - second):
-            return None
-        return cls(before, between, after)
+        in_order = one and other and between and ids == [*before, *one, *between, *other, *after]
+        is_known = in_order and types == [0] * second + [1] * (len(ids) - second)
+        return cls(before, between, after) if is_known else None
 
 
 @dataclass(frozen=True)
@@ -187,9 +185,6 @@ def cut_windows(
     left |= {length: tokens * (1 - short) / len(lengths) for length in lengths}
     shortest = min(lengths)
 
-    def wrap(ids: list[int]) -> list[int]:
-        return [*before, *ids, *after]
-
     for index in order:
         if all(rest <= 0 for rest in left.values()):
             break
@@ -203,7 +198,7 @@ def cut_windows(
                     row = ids[start : start + shortest - special]
                     if len(row) < 3 or left["short"] <= 0:
                         break
-                    windows.append(wrap(row))
+                    windows.append([*before, *row, *after])
                     left["short"] -= len(row) + special
             continue
         ids = tokenizer(" ".join(passages[index]), add_special_tokens=False, verbose=False).input_ids
@@ -211,7 +206,7 @@ def cut_windows(
         # shorter windows use the rest of a passage
         for length in sorted(lengths, reverse=True):
             while left[length] > 0 and len(ids) - start >= length - special:
-                windows.append(wrap(ids[start : start + length - special]))
+                windows.append([*before, *ids[start : start + length - special], *after])
                 left[length] -= length
                 start += length - special
     if not windows:

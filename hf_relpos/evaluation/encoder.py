@@ -33,11 +33,7 @@ def pad_batch(rows: Sequence[Row], model: PreTrainedModel) -> tuple[torch.Tensor
 
 @torch.inference_mode()
 def hidden_states(
-    model: PreTrainedModel,
-    ids: torch.Tensor,
-    mask: torch.Tensor,
-    position_ids: torch.Tensor | None = None,
-    token_type_ids: torch.Tensor | None = None,
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Last hidden states of one batch, (B, L, D), at least float32.
 
@@ -45,21 +41,18 @@ def hidden_states(
         model: a model with `last_hidden_state`, or with a head on such a model; its mode (train or eval) is kept.
         ids: (B, L).
         mask: (B, L), true for tokens that are not padding.
-        position_ids: (B, L), or None for the model's own.
         token_type_ids: (B, L), or None for zeros.
 
     Raises:
         ValueError: if hidden states of real tokens are not finite.
     """
-    extra = {"position_ids": position_ids, "token_type_ids": token_type_ids}
-    extra = {name: tensor for name, tensor in extra.items() if tensor is not None}  # some models lack these arguments
-    hidden = model.base_model(input_ids=ids, attention_mask=mask.long(), **extra).last_hidden_state
+    types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}  # some models lack the argument
+    hidden = model.base_model(input_ids=ids, attention_mask=mask.long(), **types).last_hidden_state
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if not hidden[mask].isfinite().all():
         name = getattr(model.config, "name_or_path", "") or type(model).__name__
         raise ValueError(
-            f"{name}: the hidden states are NaN or infinite, so they cannot be compared; check the weights, or load "
-            "the model in float32"
+            f"{name}: the hidden states are NaN or infinite; check the weights, or load the model in float32"
         )
     return hidden
 
@@ -94,6 +87,3 @@ class Encoder:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     pooling: str = "mean"
-
-    def __post_init__(self) -> None:
-        check_pooling(self.pooling)

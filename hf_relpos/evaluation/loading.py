@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..families.checkpoint import snapshot
+from ..families.errors import abbreviate
 from ..models.checkpoint_files import check_config, check_local, read_json
 from ..models.checks import without_kernels
 from ..models.loading import check_encoder
@@ -33,16 +34,22 @@ POOLING = Path("1_Pooling", "config.json")  # in a repository of sentence-transf
 
 
 @contextmanager
-def refusing_code(name: str | Path) -> Iterator[None]:
-    """Context for `from_pretrained(name, trust_remote_code=False)`, which explains why code is not run.
+def loading_errors(name: str | Path) -> Iterator[None]:
+    """Context for `from_pretrained(name, trust_remote_code=False)`, whose errors name the remedy.
 
     Without that argument Transformers would ask in the terminal.
 
     Raises:
-        ValueError: for a checkpoint that cannot be loaded without running its code; names the remedy.
+        ValueError: for an unknown model, broken files, and a checkpoint that cannot be loaded without its code.
     """
     try:
         yield
+    except OSError as error:
+        reason = shorten(str(error), 160, placeholder=" …")
+        raise ValueError(
+            f"{name}: no such folder, and no model of this name could be loaded from the Hub ({reason}). Give a "
+            "folder that `save_pretrained` wrote, or check the spelling and the connection"
+        ) from error
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
@@ -50,6 +57,10 @@ def refusing_code(name: str | Path) -> Iterator[None]:
             f"{name}: requires code of its own, which is not run here. If you trust it, load it in Python with "
             "trust_remote_code=True, and pass the model to hf_relpos.evaluation.fidelity or hf_relpos.training.distil"
         ) from error
+    except Exception as error:  # broken files and fields raise errors of any type
+        reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
+        remedy = "install what it lacks, or restore config.json and the weights"
+        raise ValueError(f"{name}: cannot be loaded ({reason}); {remedy}") from error
 
 
 def load_model(name: str | Path) -> PreTrainedModel:
@@ -64,20 +75,17 @@ def load_model(name: str | Path) -> PreTrainedModel:
         ValueError: for an unknown model, and weights that are incomplete or not finite.
     """
     check_folder(name)
-    try:
-        with refusing_code(name):
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        given: dict[str, Any] = {"dtype": torch.float32}
-        if not without_kernels({"_attn_implementation": config._attn_implementation}, name):
-            config._attn_implementation = None
-            given["config"] = config
-        heads = getattr(config, "architectures", None) or []
-        auto: Any = AutoModelForMaskedLM if any(head.endswith(MASKED_HEADS) for head in heads) else AutoModel
-        model, missing = load_quietly(auto, name, **given)
-        if missing and auto is AutoModelForMaskedLM:  # such as ELECTRA's …ForPreTraining, which has another head
-            model, missing = load_quietly(AutoModel, name, **given)
-    except OSError as error:
-        raise ValueError(no_such_model(name, error)) from error
+    with loading_errors(name):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    given: dict[str, Any] = {"dtype": torch.float32}
+    if not without_kernels({"_attn_implementation": config._attn_implementation}, name):
+        config._attn_implementation = None
+        given["config"] = config
+    heads = getattr(config, "architectures", None) or []
+    auto: Any = AutoModelForMaskedLM if any(head.endswith(MASKED_HEADS) for head in heads) else AutoModel
+    model, missing = load_quietly(auto, name, **given)
+    if missing and auto is AutoModelForMaskedLM:  # such as ELECTRA's …ForPreTraining, which has another head
+        model, missing = load_quietly(AutoModel, name, **given)
     refuse_missing(name, missing)
     bad = [key for key, tensor in model.named_parameters() if not tensor.isfinite().all()]
     if bad:
@@ -104,19 +112,8 @@ def refuse_missing(name: str | Path, missing: Collection[str]) -> None:
         ValueError: if there are missing weights.
     """
     if missing:
-        raise ValueError(
-            f"{name}: the weights lack {', '.join(sorted(missing)[:3])}{', …' * (len(missing) > 3)} "
-            f"({len(missing)} tensors), which would be random; restore the file, or config.json"
-        )
-
-
-def no_such_model(name: str | Path, error: OSError) -> str:
-    """One-line message, with the remedy, for the error of `from_pretrained` on an unknown model."""
-    reason = shorten(str(error), 160, placeholder=" …")
-    return (
-        f"{name}: no such folder, and no model of this name could be loaded from the Hub ({reason}). Give a folder "
-        "that `save_pretrained` wrote, or check the spelling and the connection"
-    )
+        lacking = f"the weights lack {abbreviate(sorted(missing), 3)}"
+        raise ValueError(f"{name}: {lacking}, which would be random; restore the file, or config.json")
 
 
 def load_quietly(
@@ -131,24 +128,16 @@ def load_quietly(
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
     try:
-        with patch_transformers(), refusing_code(name):
+        with loading_errors(name), patch_transformers():
             model, info = auto.from_pretrained(
                 name, output_loading_info=True, trust_remote_code=False, ignore_mismatched_sizes=True, **arguments
             )
-    except (OSError, ValueError):  # unknown models, and errors that name the cause
-        raise
-    except Exception as error:  # broken files and fields raise errors of any type
-        reason = shorten(str(error), 160, placeholder=" …")
-        raise ValueError(
-            f"{name}: cannot be loaded ({type(error).__name__}: {reason}); restore config.json and the weights"
-        ) from error
     finally:
         logging.set_verbosity(verbosity)
     resized = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
     for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in resized):
         raise ValueError(
-            f"{name}: {key} has shape {tuple(found)}, but config.json requires {tuple(expected)}; correct "
-            "config.json, or use the weights that belong to it"
+            f"{name}: {key} has shape {tuple(found)}, but config.json requires {tuple(expected)}; restore both"
         )
     if isinstance(model, BertPreTrainedModel):
         check_encoder(model, info, name, arguments)
@@ -165,35 +154,23 @@ def load_tokenizer(name: str | Path, vocab_size: int | None = None, **arguments:
     Raises:
         ValueError: if there is none, or if it has more tokens.
     """
-    tokenizer, reason = find_tokenizer(name, **arguments)
+    reason = ""
+    try:
+        with loading_errors(name):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **arguments)
+        # for a folder without tokenizer files, Transformers v5 returns an empty tokenizer without an error
+        if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+            reason = "it knows no tokens but special ones"
+    except Exception as error:  # tokenizers raises plain Exceptions for broken files
+        reason = shorten(f"{type(error).__name__}: {error}", 400, placeholder=" …")
     if reason:
         raise ValueError(
-            f"{name}: no tokenizer could be loaded ({reason}); put the tokenizer's files into the folder "
-            "(`tokenizer.save_pretrained`)"
+            f"{name}: no tokenizer could be loaded ({reason}); save one there with `tokenizer.save_pretrained`"
         )
     if vocab_size is not None and len(tokenizer) > vocab_size:
-        raise ValueError(
-            f"{name}: the tokenizer has {len(tokenizer)} tokens, but the model has vocab_size = {vocab_size}; give "
-            "the tokenizer that the model was trained with"
-        )
+        sizes = f"the tokenizer has {len(tokenizer)} tokens, but the model has vocab_size = {vocab_size}"
+        raise ValueError(f"{name}: {sizes}; give the tokenizer that the model was trained with")
     return tokenizer
-
-
-def find_tokenizer(name: str | Path, **arguments: Any) -> tuple[Any, str]:
-    """Load the tokenizer of a checkpoint; returns it, or None, and the reason, empty on success.
-
-    Args:
-        arguments: passed on to `AutoTokenizer.from_pretrained`.
-    """
-    try:
-        with refusing_code(name):
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **arguments)
-    except Exception as error:  # tokenizers raises plain Exceptions for broken files
-        return None, shorten(f"{type(error).__name__}: {error}", 400, placeholder=" …")
-    # for a folder without tokenizer files, Transformers v5 returns an empty tokenizer without an error
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
-        return None, "it knows no tokens but special ones"
-    return tokenizer, ""
 
 
 def pooling_of(name: str | Path) -> str | None:
@@ -217,10 +194,8 @@ def pooling_of(name: str | Path) -> str | None:
         modes = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True and "_mode_" in key]
     modes = [str(mode).removesuffix("_tokens").removesuffix("_token") for mode in modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise ValueError(
-            f"{path}: the pooling is {' and '.join(modes) or 'missing'}, but only mean and cls are supported; choose "
-            "one with --pooling"
-        )
+        found = " and ".join(modes) or "missing"
+        raise ValueError(f"{path}: pooling = {found}; only mean and cls are supported; choose one with --pooling")
     return modes[0]
 
 

@@ -188,17 +188,13 @@ def fidelity(
     for name in ("hidden_size", "vocab_size"):
         sizes = [getattr(model.base_model.config, name, None) for model in (teacher, student)]
         if None not in sizes and sizes[0] != sizes[1]:
-            raise ValueError(
-                f"{name} = {sizes[0]} in the teacher, but {sizes[1]} in the student; give a student that was "
-                "converted from this teacher"
-            )
+            both = f"{name} = {sizes[0]} in the teacher, but {sizes[1]} in the student"
+            raise ValueError(f"{both}; give a student that was converted from this teacher")
     for length, windows in windows_by_length.items():
         longest = max(map(len, windows), default=0)
         if not 0 < longest <= length:
-            raise ValueError(
-                f"windows_by_length[{length}] has {len(windows)} windows, the longest of {longest} tokens; give at "
-                "least one, and none longer than the length"
-            )
+            counted = f"windows_by_length[{length}] has {len(windows)} windows, the longest of {longest} tokens"
+            raise ValueError(f"{counted}; give at least one, and none longer than the length")
     limit, student_limit = model_max_length(teacher), model_max_length(student)
     lengths, skipped = [], {}
 
@@ -218,47 +214,32 @@ def fidelity(
         states = [windowed_hidden_states(teacher, row, stride=stride) for row in rows]
         return nn.utils.rnn.pad_sequence(states, batch_first=True)
 
+    def cosines(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each token, and of each sentence vector, from hidden states (B, L, D)."""
+        one, other = one.double(), other.double()
+        tokens = torch.cosine_similarity(one, other, dim=-1)[mask]
+        return tokens, torch.cosine_similarity(pool(one, mask, pooling), pool(other, mask, pooling), dim=-1)
+
     for length, windows in sorted(windows_by_length.items()):
         if student_limit is not None and length > student_limit:
             skipped[length] = f"the student reads at most {student_limit} tokens"
             continue
-        cosines, others = CosineMeans(pooling), CosineMeans(pooling)
+        found, others = [], []
         masked = other_windows = None
         if limit is None or length <= limit:
             reference = "teacher"
             for _, ids, mask in batches(length, windows):
-                cosines.add(hidden_states(teacher, ids, mask), hidden_states(student, ids, mask), mask)
+                found.append(cosines(hidden_states(teacher, ids, mask), hidden_states(student, ids, mask), mask))
             if mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
                 masked = masked_agreement(teacher, student, windows, mask_token_id, seed)
         else:
             reference = "windowed teacher"
             for rows, ids, mask in batches(length, windows):
                 target = read_in_windows(rows, limit // 2)
-                cosines.add(target, hidden_states(student, ids, mask), mask)
-                others.add(read_in_windows(rows, 3 * limit // 8), target, mask)
-            other_windows, _ = others.means()
-        token, sentence = cosines.means()
-        tokens = sum(map(len, windows))
-        lengths.append(LengthFidelity(length, len(windows), tokens, reference, token, sentence, masked, other_windows))
+                found.append(cosines(target, hidden_states(student, ids, mask), mask))
+                others.append(cosines(read_in_windows(rows, 3 * limit // 8), target, mask)[0])
+            other_windows = float(torch.cat(others).mean())
+        token, sentence = (float(torch.cat(each).mean()) for each in zip(*found, strict=True))
+        counts = length, len(windows), sum(map(len, windows))
+        lengths.append(LengthFidelity(*counts, reference, token, sentence, masked, other_windows))
     return Fidelity(limit, student_limit, pooling, lengths, skipped)
-
-
-class CosineMeans:
-    """Mean cosines over tokens and over windows, accumulated by batch."""
-
-    def __init__(self, pooling: str) -> None:
-        self.pooling = pooling
-        self.token, self.sentence = 0.0, 0.0
-        self.tokens, self.windows = 0, 0
-
-    def add(self, one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> None:
-        """Add the hidden states of both models, (B, L, D), with the mask, (B, L)."""
-        cosines = nn.functional.cosine_similarity(one.double(), other.double(), dim=-1)
-        left, right = (pool(hidden.double(), mask, self.pooling) for hidden in (one, other))
-        self.token += float(cosines[mask].sum())
-        self.sentence += float(nn.functional.cosine_similarity(left, right, dim=-1).sum())
-        self.tokens, self.windows = self.tokens + int(mask.sum()), self.windows + len(mask)
-
-    def means(self) -> tuple[float, float]:
-        """Token and sentence cosine."""
-        return self.token / self.tokens, self.sentence / self.windows

@@ -3,8 +3,7 @@
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +17,12 @@ from ..families.paths import local_folder
 from ..live import optimize
 from ..models.checkpoint_files import read_json
 from .encoder import pool
-from .loading import load_tokenizer, no_such_model, refusing_code
+from .loading import load_tokenizer, loading_errors
 
 
 MOST_TEXTS, BATCH = 256, 32
 PLAIN = (".txt", ".md")
 LONGEST = 512  # tokens of a text, where the tokenizer has no limit
-
-
-@dataclass(frozen=True)
-class Gain:
-    """What was measured.
-
-    Attributes:
-        model: name, and the class that it was loaded by.
-        report: of `optimize`: levels, what is taken out, what is left and why.
-        texts: how many were computed, in batches of `BATCH`.
-        before, after: seconds of the wall for all texts.
-        cosine, least: of the outputs with those before, by text: mean and smallest.
-        difference: the largest, as a share of the largest value.
-    """
-
-    model: str
-    report: str
-    texts: int
-    before: float
-    after: float
-    cosine: float
-    least: float
-    difference: float
-
-    def __str__(self) -> str:
-        ratio = self.before / self.after
-        return (
-            f"{self.model}, {self.texts} texts in batches of {BATCH}\n{self.report}\n"
-            f"{self.before:.2f} s before, {self.after:.2f} s now: {ratio:.2f} times as fast\n"
-            f"cosine of the outputs with those before: {self.cosine:.4f}, least {self.least:.4f}; largest difference "
-            f"{self.difference:.0e} of the largest value"
-        )
 
 
 def measure_gain(
@@ -65,7 +32,7 @@ def measure_gain(
     precision: str = "float32",
     padding: str = "zeros",
     trust_remote_code: bool = False,
-) -> Gain:
+) -> dict[str, Any]:
     """Measure on the CPU what `optimize` gains; nothing is written.
 
     Args:
@@ -74,31 +41,47 @@ def measure_gain(
         field: as of `read_texts`.
         precision, padding: as of `optimize`.
 
+    Returns:
+        - model: name, and the class that it was loaded by.
+        - report: of `optimize`: levels, what is taken out, what is left and why.
+        - texts: how many were computed, in batches of `BATCH`.
+        - before, after: seconds of the wall for all texts.
+        - cosine, least: of the outputs with those before, by text: mean and smallest.
+        - difference: the largest, as a share of the largest value.
+
     Raises:
         ValueError: for an unknown model, and for text that cannot be read or has none.
     """
     texts = list(itertools.islice(_texts(text, field), MOST_TEXTS))
     if not texts:
         raise TextError(f"text = {', '.join(text)}: there is none; give a file with the texts that you compute")
-    try:
-        with refusing_code(name):
-            model, outputs = _load(name, trust_remote_code)
-    except OSError as error:
-        raise ValueError(no_such_model(name, error)) from error
+    with loading_errors(name):
+        model, outputs = _load(name, trust_remote_code)
     expected, before = _timed(outputs, texts)
     report = str(optimize(model, precision, padding=padding))
     found, after = _timed(outputs, texts)
     cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in zip(found, expected, strict=True)]
     largest = max(float(each.abs().max()) for each in expected)
-    return Gain(
-        model=f"{name} ({type(model).__name__})",
-        report=report,
-        texts=len(texts),
-        before=before,
-        after=after,
-        cosine=sum(cosines) / len(cosines),
-        least=min(cosines),
-        difference=max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) / largest,
+    return {
+        "model": f"{name} ({type(model).__name__})",
+        "report": report,
+        "texts": len(texts),
+        "before": before,
+        "after": after,
+        "cosine": sum(cosines) / len(cosines),
+        "least": min(cosines),
+        "difference": max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) / largest,
+    }
+
+
+def describe_gain(gain: Mapping[str, Any]) -> str:
+    """The result of `measure_gain` in lines."""
+    before, after = gain["before"], gain["after"]
+    return (
+        f"{gain['model']}, {gain['texts']} texts in batches of {BATCH}\n{gain['report']}\n"
+        f"{before:.2f} s before, {after:.2f} s now: {before / after:.2f} times as fast\n"
+        f"cosine of the outputs with those before: {gain['cosine']:.4f}, least {gain['least']:.4f}; largest "
+        f"difference {gain['difference']:.0e} of the largest value"
     )
 
 

@@ -32,6 +32,7 @@ class Window:
         return len(self.ids)
 
 
+@dataclass(eq=False)
 class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     """An endless stream of batches of windows of similar length, bounded by their number of tokens.
 
@@ -39,33 +40,23 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
     group. A batch is complete when no further window fits: at most `batch_tokens` tokens with padding, or one longer
     window. A batch that is incomplete after an epoch is filled up in the next, unless its group made no other. The
     same arguments give the same batches.
+
+    Attributes:
+        windows: a list or map-style dataset of token ids, or of mappings with `input_ids`, and with `token_type_ids`
+            where these are not all 0.
+        batch_tokens: tokens of a batch.
+        vocab_size: number of token ids.
+        max_length: maximum length of a window; None for no limit.
+        seed: seed of the shuffling.
+        token_types: number of token types of both models; with 0 or 1, all token types must be 0.
     """
 
-    def __init__(
-        self,
-        windows: Sequence[Any],
-        batch_tokens: int,
-        vocab_size: int,
-        max_length: int | None,
-        seed: int,
-        token_types: int = 2,
-    ) -> None:
-        """
-        Args:
-            windows: a list or map-style dataset of token ids, or of mappings with `input_ids`, and with
-                `token_type_ids` where these are not all 0.
-            batch_tokens: tokens of a batch.
-            vocab_size: number of token ids.
-            max_length: maximum length of a window; None for no limit.
-            seed: seed of the shuffling.
-            token_types: number of token types of both models; with 0 or 1, all token types must be 0.
-        """
-        self.token_types = token_types
-        self.windows = windows
-        self.batch_tokens = batch_tokens
-        self.vocab_size = vocab_size
-        self.max_length = max_length
-        self.seed = seed
+    windows: Sequence[Any]
+    batch_tokens: int
+    vocab_size: int
+    max_length: int | None
+    seed: int
+    token_types: int = 2
 
     def check(self) -> None:
         """Check the windows before training: all of a list, the first of a dataset.
@@ -114,14 +105,11 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
             raise ValueError(f"windows[{number}] is empty; leave empty windows out")
         if self.max_length is not None and len(ids) > self.max_length:
             raise ValueError(
-                f"windows[{number}] has {len(ids)} tokens, but the limit of the models is {self.max_length}; cut "
-                "shorter windows"
+                f"windows[{number}] has {len(ids)} tokens, but the limit of the models is {self.max_length}; cut it"
             )
         if not (isinstance(ids[0], int) and 0 <= min(ids) and max(ids) < self.vocab_size):
-            raise ValueError(
-                f"windows[{number}] has values that are not token ids from 0 to {self.vocab_size - 1}; cut windows "
-                "with the teacher's tokenizer"
-            )
+            wrong = f"windows[{number}] has values that are not token ids from 0 to {self.vocab_size - 1}"
+            raise ValueError(f"{wrong}; cut windows with the teacher's tokenizer")
         types = [] if types is None else _listed(types)
         if not any(types):
             return Window(ids)
@@ -132,8 +120,7 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         if not (all(isinstance(number, int) for number in types) and 0 <= min(types) <= max(types) < self.token_types):
             known = f"0 to {self.token_types - 1}" if self.token_types > 1 else "only 0"
             raise ValueError(
-                f"windows[{number}] has token_type_ids that student and teacher do not both have ({known}); leave "
-                "them out, or make them with the teacher's tokenizer"
+                f"windows[{number}] has token_type_ids that the models do not both have ({known}); leave them out"
             )
         return Window(ids, types)
 

@@ -16,15 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import nn
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from ..attention.cpu_gemm import fast_linears
 from ..attention.dispatch import AUTO
@@ -34,7 +26,7 @@ from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.scheme import is_count, is_number
 from .data import WindowBatches, collate
-from .losses import DEFAULT_LOSSES, LOSSES, Targets, compute_outputs, loss_parts, model_targets
+from .losses import DEFAULT_LOSSES, LOSSES, Batch, Targets, compute_outputs, loss_parts, model_targets
 
 
 TEMPERATURE = 2.0  # of the logits
@@ -73,7 +65,7 @@ class DistillationTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        targets: Callable[[Mapping[str, torch.Tensor]], Targets],
+        targets: Callable[[Batch], Targets],
         losses: Mapping[str, float],
         table_learning_rate: float,
         **kwargs: Any,
@@ -82,7 +74,7 @@ class DistillationTrainer(Trainer):
         Args:
             args: positional arguments of Trainer.
             targets: maps a batch from `collate` to Targets.
-            losses: weights by key of `LOSSES`.
+            losses: weights by name of `LOSSES`.
             table_learning_rate: for parameters named `distance_embedding`.
             kwargs: keyword arguments of Trainer.
         """
@@ -95,11 +87,7 @@ class DistillationTrainer(Trainer):
         self._sums = torch.zeros(2, len(self.losses), device=self.args.device)  # sum and number of batches, by part
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Mapping[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor | tuple[torch.Tensor, Targets]:
         """The weighted sum of the parts; `inputs` is a batch for `targets`."""
         with torch.no_grad(), self.accelerator.autocast():
@@ -169,7 +157,7 @@ def distil(
         batch_tokens: tokens of a batch, padding included; a longer window is a batch by itself.
         learning_rate: peak learning rate of all parameters except the scheme's.
         table_learning_rate: peak learning rate of the scheme's parameters.
-        losses: weights by key of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
+        losses: weights by name of `LOSSES`; None for `DEFAULT_LOSSES`, without `attention` unless both models have
             attn_implementation='eager'. Load the teacher with that: it improves the result considerably.
         seed: seed of the batches.
         progress: show a progress bar; without a terminal, print a line every 30 seconds. Or a function to call as
@@ -181,8 +169,10 @@ def distil(
         ValueError: for models, windows and values that do not fit each other, before anything is trained.
         TypeError: for a `TrainingArguments` field that does not exist, or that `distil` sets itself.
     """
-    losses = _default_losses(student, teacher) if losses is None else dict(losses)
-    if not losses or not losses.keys() <= LOSSES.keys():
+    if losses is None:
+        comparable = _returns_attention(student) and _returns_attention(teacher)
+        losses = {name: weight for name, weight in DEFAULT_LOSSES.items() if comparable or name != "attention"}
+    if not losses or not losses.keys() <= set(LOSSES):
         raise ValueError(f"losses = {losses}: give weights of some of {', '.join(LOSSES)}")
     counts = {"steps": steps, "batch_tokens": batch_tokens}
     rates = {"learning_rate": learning_rate, "table_learning_rate": table_learning_rate}
@@ -192,15 +182,19 @@ def distil(
     check_seed(seed)
     _check_models(student, teacher, losses)
     limit = model_max_length(teacher)
+    # attention is not compared past the teacher's limit
+    limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
     batches = WindowBatches(
         windows,
         batch_tokens,
         student.config.vocab_size,
-        _max_length(student, limit, losses),
+        min((each for each in limits if each is not None), default=None),
         seed,
         min(student.config.type_vocab_size, getattr(teacher.config, "type_vocab_size", 0)),
     )
     batches.check()
+    defaults: dict[str, Any] = {"warmup_steps": math.ceil(steps / 10), "report_to": "none"}
+    defaults["dataloader_pin_memory"] = torch.cuda.is_available()
     started = time.perf_counter()
     trained = student if "logits" in losses else student.base_model  # skips a head that is not compared
     targets = partial(model_targets, teacher if "logits" in losses else teacher.base_model, limit, names=losses)
@@ -221,12 +215,7 @@ def distil(
             accelerator_config={"dispatch_batches": False, "split_batches": False},
             include_num_input_tokens_seen="non_padding",
             remove_unused_columns=False,
-            **{
-                "warmup_steps": math.ceil(steps / 10),
-                "report_to": "none",
-                "dataloader_pin_memory": torch.cuda.is_available(),
-                **trainer_arguments,
-            },
+            **defaults | trainer_arguments,
         )
         teacher.to(arguments.device)  # type: ignore[arg-type]  # Transformers' decorator hides self
         trainer = DistillationTrainer(
@@ -261,30 +250,16 @@ def distil(
     )
 
 
-def _max_length(student: PreTrainedModel, limit: int | None, losses: Mapping[str, float]) -> int | None:
-    """Length of the longest window: the student's limit, and the teacher's if only the attention is compared."""
-    limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
-    return min((each for each in limits if each is not None), default=None)
-
-
 class _Progress(TrainerCallback):
     """Reports the number of completed steps."""
 
     def __init__(self, update: ProgressCallback) -> None:
         self.update = update
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.update("distilling", state.global_step, state.max_steps)
 
     on_train_begin = on_step_end
-
-
-def _default_losses(student: PreTrainedModel, teacher: PreTrainedModel) -> dict[str, float]:
-    """The parts of `DEFAULT_LOSSES` that these models support."""
-    comparable = _returns_attention(student) and _returns_attention(teacher)
-    return {name: weight for name, weight in DEFAULT_LOSSES.items() if comparable or name != "attention"}
 
 
 def _returns_attention(model: PreTrainedModel) -> bool:
@@ -332,19 +307,15 @@ def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Ma
     for name in sizes:
         student_size, teacher_size = getattr(student.config, name), getattr(teacher.config, name)
         if student_size != teacher_size:
-            raise ValueError(
-                f"{name} = {student_size} in the student, but {teacher_size} in the teacher; distil a student that "
-                "was converted from this teacher"
-            )
+            both = f"{name} = {student_size} in the student, but {teacher_size} in the teacher"
+            raise ValueError(f"{both}; give a student that was converted from this teacher")
     for name, model in (("student", student), ("teacher", teacher)):
         if "logits" in losses and not has_mlm_head(model):
+            lacking = f"the {name}, a {type(model).__name__}, has no masked language model head"
             raise ValueError(
-                f"losses['logits'] = {losses['logits']!r}: the {name}, a {type(model).__name__}, has no masked "
-                "language model head; load it as …ForMaskedLM, or leave 'logits' out"
+                f"losses['logits'] = {losses['logits']!r}: {lacking}; load it as …ForMaskedLM, or leave it out"
             )
         if "attention" in losses and not _returns_attention(model):
-            raise ValueError(
-                f"losses['attention'] = {losses['attention']!r}: attn_implementation = "
-                f"{model.config._attn_implementation!r} of the {name} does not return attention weights; call "
-                f"{name}.set_attn_implementation('eager'), or leave 'attention' out"
-            )
+            own = f"attn_implementation = {model.config._attn_implementation!r} of the {name} returns no weights"
+            remedy = f"call {name}.set_attn_implementation('eager'), or leave 'attention' out"
+            raise ValueError(f"losses['attention'] = {losses['attention']!r}: {own}; {remedy}")

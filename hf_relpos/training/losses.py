@@ -1,8 +1,9 @@
 """Parts of the distillation loss, and the model outputs that they compare."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,12 +12,9 @@ from torch.nn import functional
 from ..evaluation.sliding_windows import OverlappingWindows
 
 
-# Parts of the loss, and the outputs that each compares.
-LOSSES = {
-    "layers": "the hidden states after every layer",
-    "attention": "the attention weights of every layer; both models need attn_implementation='eager', or 'relpos'",
-    "logits": "the predictions of the masked language model heads",
-}
+# Parts of the loss. They compare the hidden states after every layer; the attention weights of every layer, for which
+# both models need attn_implementation='eager', or 'relpos'; and the predictions of the masked language model heads.
+LOSSES = ("layers", "attention", "logits")
 # Weights and learning rates are the best of those tried on all-MiniLM-L6-v2 with `tables` from zero, 50 steps of 512
 # tokens. Mean token cosine on unseen text: .831 before; with rates of 3e-4 and 1e-2 .909 for layers alone, .935 with
 # attention, .941 at weight 3; .956 with the default rates. Attention supervises the tables directly. It is omitted
@@ -24,6 +22,7 @@ LOSSES = {
 DEFAULT_LOSSES = {"layers": 1.0, "attention": 3.0}
 
 
+Batch = Mapping[str, torch.Tensor]
 ROW_INPUTS = ("input_ids", "token_type_ids")  # entries of a batch, (B, L)
 
 
@@ -35,7 +34,7 @@ class Targets:
         hidden_states: hidden states of every layer, the embeddings first, (B, L, D) each.
         attentions: attention weights of every layer, (B, H, L, L) each.
         logits: predictions, (B, L, vocabulary).
-        without: keys of `LOSSES` that are skipped in this batch.
+        without: names of `LOSSES` that are skipped in this batch.
     """
 
     hidden_states: tuple[torch.Tensor, ...]
@@ -106,38 +105,34 @@ def logits_loss(
 def loss_parts(
     outputs: Targets, targets: Targets, mask: torch.Tensor, names: Iterable[str], temperature: float = 1.0
 ) -> dict[str, torch.Tensor]:
-    """The parts of the loss, keys of `LOSSES`, as scalars.
+    """The parts of the loss, by name, as scalars.
 
     Args:
         outputs: outputs of the student.
         targets: outputs of the teacher.
         mask: (B, L), 1 for real tokens.
     """
-    student, teacher = outputs.hidden_states, targets.hidden_states
+    compared: dict[str, tuple[Callable[..., torch.Tensor], Any, Any]] = {
+        # without the embeddings: only the teacher's contain positions
+        "layers": (hidden_loss, outputs.hidden_states[1:], targets.hidden_states[1:]),
+        "attention": (attention_loss, outputs.attentions, targets.attentions),
+        "logits": (partial(logits_loss, temperature=temperature), [outputs.logits], [targets.logits]),
+    }
     parts = {}
     for name in names:
-        if name == "layers":
-            # without the embeddings: only the teacher's contain positions
-            values = [hidden_loss(a, b, mask) for a, b in zip(student[1:], teacher[1:], strict=True)]
-            parts[name] = reduce(torch.add, values) / len(values)
-        elif name == "attention":
-            assert outputs.attentions is not None and targets.attentions is not None
-            pairs = zip(outputs.attentions, targets.attentions, strict=True)
-            values = [attention_loss(a, b, mask) for a, b in pairs]
-            parts[name] = reduce(torch.add, values) / len(values)
-        else:
-            assert outputs.logits is not None and targets.logits is not None
-            parts[name] = logits_loss(outputs.logits, targets.logits, mask, temperature)
+        loss, own, target = compared[name]
+        values = [loss(a, b, mask) for a, b in zip(own, target, strict=True)]
+        parts[name] = reduce(torch.add, values) / len(values)
     return parts
 
 
-def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
+def compute_outputs(model: nn.Module, batch: Batch, names: Iterable[str]) -> Targets:
     """Outputs of a model for a batch, as needed for the given parts of the loss.
 
     Args:
         model: a model with BERT's outputs, and a masked language model head if `names` contains "logits".
         batch: `input_ids` and `attention_mask`, (B, L), and `token_type_ids` if they are not all 0.
-        names: keys of `LOSSES`.
+        names: some of `LOSSES`.
     """
     names = set(names)
     outputs = model(
@@ -152,9 +147,7 @@ def compute_outputs(model: nn.Module, batch: Mapping[str, torch.Tensor], names: 
     return Targets(outputs["hidden_states"], outputs["attentions"] if "attention" in names else None, logits)
 
 
-def model_targets(
-    model: nn.Module, limit: int | None, batch: Mapping[str, torch.Tensor], names: Iterable[str]
-) -> Targets:
+def model_targets(model: nn.Module, limit: int | None, batch: Batch, names: Iterable[str]) -> Targets:
     """`compute_outputs`, with overlapping windows for rows longer than the model's maximum length.
 
     The windows are `OverlappingWindows`, as in `windowed_hidden_states`: the target for a token is from the window
@@ -165,7 +158,7 @@ def model_targets(
         model: as in `compute_outputs`.
         limit: maximum length of the model; None for no limit.
         batch: as in `compute_outputs`.
-        names: keys of `LOSSES`.
+        names: some of `LOSSES`.
     """
     if limit is None or batch["input_ids"].shape[1] <= limit:
         return compute_outputs(model, batch, names)
@@ -187,7 +180,7 @@ def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-def _read_in_windows(model: nn.Module, limit: int, row: Mapping[str, torch.Tensor], names: Iterable[str]) -> Targets:
+def _read_in_windows(model: nn.Module, limit: int, row: Batch, names: Iterable[str]) -> Targets:
     """`compute_outputs` of one row, read in windows: inputs (L,), outputs (L, …)."""
     ids = row["input_ids"]
     overlapping = OverlappingWindows.of(len(ids), limit).to(ids.device)

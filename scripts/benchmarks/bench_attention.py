@@ -151,23 +151,14 @@ def passes(run: Callable, tensors: list[torch.Tensor], dropout: float = 0.0) -> 
 def times(variants: dict[str, Callable], batch: int, length: int, rounds: int, dtype=torch.float32) -> list[dict]:
     """Rows of results for one size, forward and both, without and with dropout (training only)."""
     tensors, rows = inputs(batch, length, dtype), []
+    size = {"batch": batch, "length": length, "dtype": str(dtype).removeprefix("torch.")}
     kinds = [("forward", 0.0), ("both", 0.0)] + [("both", 0.1)] * (length <= 512)
     for kind, dropout in kinds:
         chosen = {name: run for name, run in variants.items() if "Flex" not in name or kind == "forward"}
         taken = time_in_turns({name: passes(run, tensors, dropout)[kind] for name, run in chosen.items()}, rounds)
         for name, seconds in taken.items():
-            rows.append(
-                {
-                    "variant": name,
-                    "batch": batch,
-                    "length": length,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "pass": kind,
-                    "dropout": dropout,
-                    "ms": round(seconds * 1e3, 3),
-                    "ratio": round(seconds / taken[FLOOR], 3),
-                }
-            )
+            ratio = {"ms": round(seconds * 1e3, 3), "ratio": round(seconds / taken[FLOOR], 3)}
+            rows.append({"variant": name, **size, "pass": kind, "dropout": dropout, **ratio})
         gc.collect()
     return rows
 
@@ -308,9 +299,8 @@ def main() -> None:
             python = args.peer_python if name.startswith("4.57") else sys.executable
             request = {"what": "memory", "name": name, "pass": kind, "batch": batch, "length": length}
             used = run_worker(python, __file__, "--worker", json.dumps(request))
-            results["memory"].append(
-                {"variant": name, "pass": kind, "batch": batch, "length": length, "mb": round(used, 1)}
-            )
+            row = {"variant": name, "pass": kind, "batch": batch, "length": length, "mb": round(used, 1)}
+            results["memory"].append(row)
             write()
     print_tables(tables(results))
 

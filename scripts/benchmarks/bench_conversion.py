@@ -11,7 +11,6 @@ left out.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from shared.arguments import RESULTS, positive_int
 from shared.measuring import environment, utc_now
 from shared.process import start_quietly
-from shared.reports import Table, describe, markdown_sections, print_tables, write_report
+from shared.reports import Table, describe, markdown_sections, print_tables, stored, write_report
 
 from hf_relpos.conversion import convert
 from hf_relpos.data import read_texts
@@ -140,11 +139,8 @@ def tables(rows: dict[str, Any]) -> list[Table]:
     lengths = ", ".join(next(iter(row["cosines"].values())))
     tokens = row["details"]["speed"]["tokens"]
     columns = ["", *row["cosines"], "Spearman's ρ × 100", f"time × source, {tokens} tokens"]
-    columns += [
-        "training × the source's reading",
-        *(f"{what}, CPU s" for what in row["details"]["cpu_seconds"]),
-        "date",
-    ]
+    spent = [f"{what}, CPU s" for what in row["details"]["cpu_seconds"]]
+    columns += ["training × the source's reading", *spent, "date"]
     return [(f"Sentence cosine at {lengths} tokens", columns, lines)]
 
 
@@ -184,9 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console, teacher = Console(), load_encoder(args.source)
     texts = training_passages(args.train_text, args.eval_text, TRAINING_CHARACTERS, args.seed)
     content: dict[str, Any] = {"source": Path(args.source).name, "environment": environment()}
-    path = args.out / "conversion.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else {}
-    content |= {"window_tokens": args.window_tokens, "rows": rows}
+    content |= {"window_tokens": args.window_tokens, "rows": stored(args.out / "conversion").get("rows", {})}
     for name in args.students:
         console.print(f"converting: {name}", style="dim")
         content["rows"][name] = measure(name, teacher, texts, args)

@@ -117,11 +117,8 @@ def tables_of(results: dict) -> list[Table]:
     found = {}
     for way, (few, many) in results["speed"].items():
         seconds, tokens, rows = (many[name] - few[name] for name in ("seconds", "tokens", "rows"))
-        found[way] = (
-            tokens / seconds,
-            few["seconds"] - few["rows"] * seconds / rows,
-            PASSAGES * seconds / rows / 1800,
-        )
+        start = few["seconds"] - few["rows"] * seconds / rows
+        found[way] = tokens / seconds, start, PASSAGES * seconds / rows / 1800
     plain = found[PLAIN][0]
     rows = [
         [way, f"{a:,.0f}", f"{a / plain:.2f}", f"{max(0.0, b):.0f}", f"{c:.1f}"] for way, (a, b, c) in found.items()

@@ -9,10 +9,10 @@
 Two layers of the size of a base model (hidden size 768, 12 heads), random weights, no dropout, float32. Cases: full
 rows; 32 padded rows, whose lengths are the quantiles of a log-normal distribution from 8 to 190 (28 % are tokens); and
 the same rows sorted by length into batches of 8, as sentence-transformers makes them. Forward passes, and training
-steps (a loss of the states of tokens, backward), by one thread. Peers: onnxruntime, onnx, onnxscript, openvino, nncf
-and disentangled-flash, each left out where it is not installed. The graph of ONNX Runtime and OpenVINO is that of the
-stock model by torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one and `nncf.quantize` in
-the other.
+steps (a loss of the states of tokens, backward), by one thread. Peers: onnxruntime, onnx, onnxscript, openvino, nncf,
+ctranslate2 and disentangled-flash, each left out where it is not installed. The graph of ONNX Runtime and OpenVINO is
+that of the stock model by torch.onnx.export for any size of batch; int8 is `quantize_dynamic` in the one and
+`nncf.quantize` in the other.
 
 Before any time is taken the states of all tokens are compared with stock's, and after a training step the gradients;
 where ours differ by more than 1e-5 in float32 the run ends. Memory is the growth of the largest resident size over a
@@ -36,10 +36,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from shared.arguments import benchmark_parser
+from shared.arguments import benchmark_parser, positive_int
 from shared.measuring import environment, peak_memory, reset_peak_memory, run_worker, time_in_turns
 from shared.process import start_quietly
-from shared.reports import Table, machine_and_versions, print_tables, write_report
+from shared.reports import Table, machine_and_versions, print_tables, stored, write_report
 from shared.runtimes import Inputs, Run, compiled, runtimes, versions
 
 
@@ -86,27 +86,29 @@ FAMILIES = {  # class, configuration
     "LFM2": ("Lfm2Model", {**DECODER, "full_attn_idxs": [1]}),
 }
 RELATIVE_FAMILIES = ("DeBERTa v3", "DeBERTa v1", "MPNet", "RoFormer", "T5 encoder", "XLNet")
-FULL = {"1 × 16": (1, 16), "1 × 128": (1, 128), "8 × 128": (8, 128), "1 × 512": (1, 512), "4 × 512": (4, 512)}
+FULL = {
+    "1 × 8": (1, 8),
+    "1 × 16": (1, 16),
+    "1 × 64": (1, 64),
+    "1 × 128": (1, 128),
+    "8 × 128": (8, 128),
+    "1 × 512": (1, 512),
+    "4 × 512": (4, 512),
+}
 LONG = {"1 × 1,024": (1, 1024), "1 × 2,048": (1, 2048)}  # where the attention is most of the time; one round
 PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
 # What servers and rerankers send: one request padded to a fixed length, and two short ones.
 FEW = {"32 tokens in 512 slots": ([32], 512), "8 and 5 tokens": ([8, 5], 8)}
 CASES = [*FULL, PADDED, SORTED, *FEW, *LONG]
 QUICK = ["1 × 128", PADDED]
-STOCK, COMPILED, ATTENTION, OURS, BFLOAT16, INT8 = (
-    "stock PyTorch",
-    "torch.compile",
-    "accelerate_attention",
-    "optimize",
-    "optimize, bfloat16",
-    "optimize, int8",
-)
+STOCK, COMPILED, ATTENTION = "stock PyTorch", "torch.compile", "accelerate_attention"
+OURS, BFLOAT16, INT8 = "optimize", "optimize, bfloat16", "optimize, int8"
 EXACT = (ATTENTION, OURS)
 PASSES = ("forward", "training")
 LARGEST_ERROR = 1e-5
 PROTOCOL = (
     "CPU seconds of the process (time.process_time), variants in turns, the median of the rounds after the first; of "
-    "the longest rows one round"
+    "the longest rows one round; by several threads, seconds of the clock"
 )
 
 
@@ -313,16 +315,9 @@ def measure_sentences(folder: Path, pairs: list[list[str]]) -> list[dict]:
         cosines = (found * vectors[STOCK]).sum(1)
         of_text = found[torch.tensor(order).argsort()].unflatten(0, (-1, 2))
         rho = spearmanr((of_text[:, 0] * of_text[:, 1]).sum(1), [float(score) for score, *_ in pairs])
-        rows.append(
-            {
-                "model": folder.name,
-                "variant": name,
-                "sentences": len(texts),
-                "seconds": round(taken[name], 3),
-                "cosine": [round(float(cosines.mean()), 4), round(float(cosines.min()), 4)],
-                "spearman": round(100 * float(rho.statistic), 2),
-            }
-        )
+        row = {"model": folder.name, "variant": name, "sentences": len(texts), "seconds": round(taken[name], 3)}
+        row["cosine"] = [round(float(cosines.mean()), 4), round(float(cosines.min()), 4)]
+        rows.append({**row, "spearman": round(100 * float(rho.statistic), 2)})
     return rows
 
 
@@ -340,7 +335,8 @@ def timed(
     for name in EXACT:
         if not errors.get(name, 0.0) <= LARGEST_ERROR:
             raise SystemExit(f"{family}, {case}, {kind}: {name} differs by {errors[name]:.1e}; no times are shown")
-    taken = time_in_turns(calls, 1 if case in LONG else rounds, clock=time.process_time)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    taken = time_in_turns(calls, 1 if case in LONG else rounds, clock)
     gc.collect()
     return {
         "family": family,
@@ -367,19 +363,8 @@ def memory(family: str, variant: str, case: str) -> float:
 
 # The page ------------------------------------------------------------------------------------------------------------
 
-ORDER = (
-    STOCK,
-    COMPILED,
-    "ONNX Runtime",
-    "ONNX Runtime, int8",
-    "OpenVINO",
-    "OpenVINO, int8",
-    "disentangled-flash",
-    ATTENTION,
-    OURS,
-    BFLOAT16,
-    INT8,
-)
+ORDER = (STOCK, COMPILED, "ONNX Runtime", "ONNX Runtime, int8", "OpenVINO", "OpenVINO, as it comes", "OpenVINO, int8")
+ORDER += ("CTranslate2", "CTranslate2, int8", "disentangled-flash", ATTENTION, OURS, BFLOAT16, INT8)
 
 INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them faster
 
@@ -404,7 +389,7 @@ by attention and unpadding. Sentence vectors in int8 stay close to float32; thos
 **One short request is faster elsewhere**: 16 tokens of DeBERTa v3 and BERT take OpenVINO 0.75 and 0.70 of the time of
 `optimize` in float32, and ONNX Runtime 0.71 and 0.53 in int8 (26/2).
 """
-PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash")  # whose releases the page names
+PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash", "ctranslate2")  # whose releases the page names
 PEER = "ONNX Runtime"  # that is shown of many families
 BRIEF = ("8 × 128", PADDED, *FEW, "1 × 1,024")  # what is shown of many families
 
@@ -529,30 +514,18 @@ def machine(about: dict) -> str:
     return f"{about['machine']} {about['cpu_family_model']}"
 
 
-def earlier(path: Path) -> dict:
-    """The results of earlier runs, for families or machines that this one does not measure."""
-    stored = path.with_name(f"{path.name}.json")
-    return json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {"families": {}}
-
-
 def arguments() -> argparse.Namespace:
     parser = benchmark_parser(__doc__.splitlines()[0])
     first, *others = FAMILIES
-    parser.add_argument(
-        "--families",
-        nargs="*",
-        choices=FAMILIES,
-        metavar="FAMILY",
-        help=f"instead of {first}, stock and ours alone; without a name: {', '.join(others)}",
-    )
+    choice = f"instead of {first}, stock and ours alone; without a name: {', '.join(others)}"
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, metavar="FAMILY", help=choice)
     parser.add_argument("--peers", action="store_true", help="the peers for these families, too")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=", ".join(CASES))
-    parser.add_argument(
-        "--models", nargs="+", type=Path, metavar="FOLDER", help="real sentence encoders, and nothing else"
-    )
+    parser.add_argument("--models", nargs="+", type=Path, metavar="FOLDER", help="real sentence encoders alone")
     parser.add_argument("--sts", type=Path, metavar="FILE", help="pairs of sentences for --models")
     parser.add_argument("--pairs", type=int, default=600, help="how many of them; half is what int8 looks at before")
     parser.add_argument("--label", default="", help="added to the names, so that results of other cases are kept")
+    parser.add_argument("--threads", type=positive_int, default=1, help="more than one: seconds by the clock")
     parser.add_argument("--quick", action="store_true", help=f"one round, {' and '.join(QUICK)} alone")
     args = parser.parse_args()
     if args.models and args.sts is None:
@@ -566,12 +539,12 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    start_quietly(threads=1)
+    start_quietly(args.threads)
     if args.worker:
         print(json.dumps(memory(*args.worker.split("/"))))
         return
     path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
-    results = earlier(path)
+    results = stored(path) or {"families": {}}  # other families and machines are kept
     about = {**environment(), "protocol": PROTOCOL, "packages": versions() if args.peers or args.models else {}}
     for folder in args.models or ():
         lines = args.sts.read_text(encoding="utf-8").splitlines()[1:]

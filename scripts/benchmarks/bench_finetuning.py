@@ -28,7 +28,7 @@ from typing import Any
 from shared.arguments import RESULTS, ROOT
 from shared.measuring import environment
 from shared.process import start_quietly
-from shared.reports import write_report
+from shared.reports import stored, write_report
 
 from hf_relpos.console import markdown_table
 
@@ -64,6 +64,7 @@ class Task:
 
 TWO = "--text_column_names sentence1 sentence2"
 BATCH = "--per_device_train_batch_size 16"
+TWICE = f"{BATCH} --num_train_epochs 2"
 CAP = f"{BATCH} --max_train_samples 2000 --max_eval_samples 1000"
 # with 2,000 examples and 1e-4 not learnt at all
 ORDER = f"{BATCH} --max_train_samples 6000 --max_eval_samples 1000 --learning_rate 3e-4"
@@ -101,12 +102,7 @@ TASKS = {  # the cheap ones first
         "accuracy",
     ),
     "entities": Task(
-        "entities of WNUT-17, F1",
-        "run_ner",
-        "ner/wnut17.train.conll",
-        "ner/wnut17.dev.conll",
-        f"{BATCH} --num_train_epochs 2",
-        "f1",
+        "entities of WNUT-17, F1", "run_ner", "ner/wnut17.train.conll", "ner/wnut17.dev.conll", TWICE, "f1"
     ),
     "chemicals": Task(
         "entities of BC5CDR, F1", "run_ner", "ner/bc5cdr.train.conll", "ner/bc5cdr.dev.conll", CAP, "f1"
@@ -232,8 +228,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks", help="folder for the results")
     args = parser.parse_args()
-    path = args.out / "finetuning.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": []}
+    path = args.out / "finetuning"
+    results = stored(path) or {"runs": []}
     results["environment"] = environment()
     models = dict(each.split("=", 1) for each in args.models)
     source = next(iter(models))
@@ -246,7 +242,7 @@ def main() -> None:
                 row = {**key, **run(TASKS[task], folder, seed, args.data)}
                 print(json.dumps(row), file=sys.stderr)
                 results["runs"].append(row)
-                write_report(path.with_suffix(""), results, card(results))
+                write_report(path, results, card(results))
 
 
 if __name__ == "__main__":

@@ -205,12 +205,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
         low, high = interval(hits, count) if count else (0.0, 0.0)
         return f"{hits / count:.3f} ({low:.2f}–{high:.2f})" if count else "–"
 
-    made = [
-        (
-            "Share of keys found, mean of both fillers, by tokens",
-            [[way, *(mean(way, n) for n in lengths)] for way in ways],
-        )
-    ]
+    means = [[way, *(mean(way, n) for n in lengths)] for way in ways]
+    made = [("Share of keys found, mean of both fillers, by tokens", means)]
     for kind, row in rows.items():
         lines = [[way, *(share(*row.get(length, {}).get(way, (0, 0))) for length in lengths)] for way in ways]
         made.append((f"Filler: {kind}: share of keys found, 95 % interval, by tokens", lines))

@@ -10,7 +10,6 @@ run; runs that are there, of as many steps, are not repeated.
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ import torch
 from shared.arguments import RESULTS, positive_int
 from shared.measuring import environment
 from shared.process import start_quietly
-from shared.reports import Table, describe, markdown_sections, print_tables, write_report
+from shared.reports import Table, describe, markdown_sections, print_tables, stored, write_report
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -172,11 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     start_quietly(args.threads)
     content: dict[str, Any] = {"environment": {**environment(), "protocol": PROTOCOL}, "steps": args.steps, "runs": []}
-    path = args.out / "probes.json"
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else content
-    if stored["steps"] != args.steps:
-        parser.error(f"--steps {args.steps}: {path} has runs of {stored['steps']}; give another --out")
-    content["runs"] = stored["runs"]
+    earlier = stored(args.out / "probes") or content
+    if earlier["steps"] != args.steps:
+        parser.error(f"--steps {args.steps}: {args.out} has runs of {earlier['steps']}; give another --out")
+    content["runs"] = earlier["runs"]
     for seed, name in itertools.product(range(args.seeds), args.schemes):
         if any((run["scheme"], run["seed"]) == (name, seed) for run in content["runs"]):
             continue

@@ -22,7 +22,7 @@ from datasets import Dataset
 from recipes.arguments import ModelArguments, PredictionArguments, launch, option
 from recipes.data import check_texts, label_names, load_data, numbers, tokenized, with_names
 from recipes.models import load_model, load_tokenizer, sequence_length
-from recipes.running import OrderedTrainer, check_checkpoint, run, start
+from recipes.running import OrderedTrainer, check_checkpoint, run, start, trainer_arguments
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
@@ -118,12 +118,7 @@ def finetune(model_args: ModelArguments, args: ClassificationArguments, training
         for split, data in tokenized(sets, tokenize, args, training).items()
     }
     trainer = OrderedTrainer(
-        model=model,
-        args=training,
-        train_dataset=rows.get("train"),
-        eval_dataset=rows.get("validation"),
-        data_collator=DataCollatorWithPadding(tokenizer),
-        processing_class=tokenizer,
+        **trainer_arguments(model, training, rows, tokenizer, DataCollatorWithPadding(tokenizer)),
         compute_metrics=regression_metrics if args.do_regression else class_metrics,
         preprocess_logits_for_metrics=None if args.do_regression else lambda logits, labels: logits.argmax(-1),
     )

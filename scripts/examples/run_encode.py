@@ -163,10 +163,8 @@ def check_settings(args: EncodingArguments, model_args: ModelArguments) -> None:
     stored = json.loads(path.read_text("utf-8"))
     for name, value in settings.items():
         if stored.get(name) != value:
-            raise ValueError(
-                f"--output_dir {folder}: was begun with {name} = {stored.get(name)!r}, and this run has {value!r}; "
-                "give another folder"
-            )
+            begun = f"--output_dir {folder}: was begun with {name} = {stored.get(name)!r}"
+            raise ValueError(f"{begun}, and this run has {value!r}; give another folder")
 
 
 def start_ray(args: EncodingArguments) -> dict[str, Any]:
@@ -183,10 +181,8 @@ def start_ray(args: EncodingArguments) -> dict[str, Any]:
     resources = ray.cluster_resources()
     if gpus := int(resources.get("GPU", 0)):
         return {"num_gpus": 1, "compute": ray.data.ActorPoolStrategy(size=args.workers or gpus)}
-    return {
-        "num_cpus": 1,
-        "compute": ray.data.ActorPoolStrategy(size=args.workers or max(1, int(resources["CPU"]) - OTHERS)),
-    }
+    cores = max(1, int(resources["CPU"]) - OTHERS)
+    return {"num_cpus": 1, "compute": ray.data.ActorPoolStrategy(size=args.workers or cores)}
 
 
 def encode_rows(model_args: ModelArguments, args: EncodingArguments) -> dict[str, int]:

@@ -30,7 +30,7 @@ from datasets import Dataset, load_dataset
 from recipes.arguments import DataArguments, ModelArguments, launch, option
 from recipes.data import SUFFIXES, check_suffix, check_texts, load_data, read_file, tokenized
 from recipes.models import load_model, load_tokenizer, sequence_length
-from recipes.running import check_checkpoint, run, start
+from recipes.running import check_checkpoint, run, start, trainer_arguments
 from transformers import (
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
@@ -151,10 +151,7 @@ def pretrain(model_args: ModelArguments, args: MaskedArguments, training: Traini
         ValueError: for flags, data and models that cannot be used, before anything is written.
     """
     if training.dataloader_persistent_workers:
-        raise ValueError(
-            "--dataloader_persistent_workers: such workers do not learn of a new epoch, and would mask it as the "
-            "first one; leave it out"
-        )
+        raise ValueError("--dataloader_persistent_workers: they would mask each epoch like the first; leave it out")
     checkpoint = start(training)
     tokenizer = load_tokenizer(model_args)
     if tokenizer.mask_token is None:
@@ -183,12 +180,7 @@ def pretrain(model_args: ModelArguments, args: MaskedArguments, training: Traini
         rows["validation"] = masked_once(rows["validation"], tokenizer, args.mlm_probability)
     collator = MaskingCollator(tokenizer, args.mlm_probability, training.seed)
     trainer = MaskedTrainer(
-        model=model,
-        args=training,
-        train_dataset=rows.get("train"),
-        eval_dataset=rows.get("validation"),
-        data_collator=collator,
-        processing_class=tokenizer,
+        **trainer_arguments(model, training, rows, tokenizer, collator),
         callbacks=[collator],
         compute_metrics=masked_accuracy,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),

@@ -23,7 +23,7 @@ from recipes.arguments import ModelArguments, PredictionArguments, launch, optio
 from recipes.conll import read_conll
 from recipes.data import check_suffix, label_names, load_data, read_file, tokenized, with_names
 from recipes.models import load_model, load_tokenizer, sequence_length
-from recipes.running import OrderedTrainer, check_checkpoint, run, start
+from recipes.running import OrderedTrainer, check_checkpoint, run, start, trainer_arguments
 from recipes.scores import entity_scores
 from transformers import (
     AutoModelForTokenClassification,
@@ -72,10 +72,8 @@ def check_sentences(split: str, data: Dataset, words: str, tags: str) -> None:
     labels = data[tags] if tags in data.column_names else data[words]
     for number, (one, other) in enumerate(zip(data[words], labels, strict=True), 1):
         if not isinstance(one, list) or not isinstance(other, list) or len(one) != len(other):
-            raise ValueError(
-                f"{split} data, record {number}: {words!r} and {tags!r} are not lists of the same length; give each "
-                "word one tag"
-            )
+            lists = f"{split} data, record {number}: {words!r} and {tags!r} are not lists of the same length"
+            raise ValueError(f"{lists}; give each word one tag")
         if not all(isinstance(word, str) for word in one):
             raise ValueError(f"{split} data, record {number}: {words!r} holds something else than text; give strings")
 
@@ -161,12 +159,7 @@ def finetune(model_args: ModelArguments, args: TaggingArguments, training: Train
     rows = tokenized(sets, tokenize, args, training)
     inputs = {split: data.remove_columns(list(PIECES)) for split, data in rows.items()}
     trainer = OrderedTrainer(
-        model=model,
-        args=training,
-        train_dataset=inputs.get("train"),
-        eval_dataset=inputs.get("validation"),
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-        processing_class=tokenizer,
+        **trainer_arguments(model, training, inputs, tokenizer, DataCollatorForTokenClassification(tokenizer)),
         compute_metrics=entity_metrics,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )

@@ -25,7 +25,7 @@ from datasets import Dataset
 from recipes.arguments import ModelArguments, PredictionArguments, check_least, launch, option
 from recipes.data import check_suffix, check_texts, load_data, read_file, tokenized
 from recipes.models import load_model, load_tokenizer, sequence_length
-from recipes.running import OrderedTrainer, check_checkpoint, run, start
+from recipes.running import OrderedTrainer, check_checkpoint, run, start, trainer_arguments
 from torchmetrics.functional.text import squad
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, TrainingArguments
 
@@ -84,12 +84,8 @@ def _questions(articles: Sequence[Mapping[str, Any]], answered: bool) -> Iterato
                 "text": [str(answer["text"]) for answer in found],
                 "answer_start": [int(answer["answer_start"]) for answer in found],
             }
-            yield {
-                "id": str(each["id"]),
-                "question": each["question"],
-                "context": paragraph["context"],
-                "answers": answers,
-            }
+            question = {"id": str(each["id"]), "question": each["question"], "context": paragraph["context"]}
+            yield {**question, "answers": answers}
 
 
 def check_answers(split: str, data: Dataset, negatives: bool) -> None:
@@ -227,10 +223,7 @@ class AnsweringTrainer(OrderedTrainer):
         return scores | output.metrics
 
     def evaluate(
-        self,
-        eval_dataset: Dataset | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Dataset | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         features = self.eval_dataset if eval_dataset is None else eval_dataset
         metrics = self.answer(features, self.examples, metric_key_prefix, ignore_keys)
@@ -260,17 +253,11 @@ def finetune(model_args: ModelArguments, args: AnsweringArguments, training: Tra
     longest = max(map(len, tokenizer(questions, add_special_tokens=False)["input_ids"]))
     if longest + tokenizer.num_special_tokens_to_add(pair=True) + args.doc_stride >= length:
         raise ValueError(
-            f"--max_seq_length {length}: a question has {longest} tokens, and pieces have {args.doc_stride} in common "
-            "(--doc_stride); give more, or a smaller stride"
+            f"--max_seq_length {length}: no room for {longest} tokens of a question and --doc_stride; give more"
         )
     features = tokenized(sets, lambda batch: tokenize(tokenizer, batch, length, args.doc_stride), args, training)
     trainer = AnsweringTrainer(
-        model=model,
-        args=training,
-        train_dataset=features.get("train"),
-        eval_dataset=features.get("validation"),
-        data_collator=DataCollatorWithPadding(tokenizer),
-        processing_class=tokenizer,
+        **trainer_arguments(model, training, features, tokenizer, DataCollatorWithPadding(tokenizer))
     )
     trainer.examples, trainer.answering = sets.get("validation"), args
 

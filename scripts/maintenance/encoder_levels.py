@@ -6,18 +6,15 @@
 """
 
 import collections
-import datetime
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from scheme_report import table
+from write_cards import publish
 
 from hf_relpos.console import markdown_table
-from hf_relpos.files import write_json
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,13 +70,7 @@ def card(stored: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, and write figures and card."""
     transformers.logging.set_verbosity_error()
-    about = {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
-    }
-    write_json(RESULTS, {"about": about, **measured()})
-    subprocess.run([sys.executable, Path(__file__).with_name("write_cards.py")], check=True)
+    publish(RESULTS, measured())
 
 
 if __name__ == "__main__":

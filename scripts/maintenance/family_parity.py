@@ -7,7 +7,6 @@
 """
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
@@ -16,11 +15,9 @@ import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
+from write_cards import publish
 
 from hf_relpos.console import markdown_table
-from hf_relpos.files import write_json
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,14 +95,8 @@ def card(stored: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, and write figures and card."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    about = {
-        "tests": " and ".join(f"[{Path(test).name}](../../{test})" for test in TESTS),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
-    }
-    write_json(RESULTS, {"about": about, "families": merged(measure())})
-    subprocess.run([sys.executable, Path(__file__).with_name("write_cards.py")], check=True)
+    tests = " and ".join(f"[{Path(test).name}](../../{test})" for test in TESTS)
+    publish(RESULTS, {"families": merged(measure())}, tests=tests)
 
 
 if __name__ == "__main__":

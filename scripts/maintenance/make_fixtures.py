@@ -325,8 +325,7 @@ def main() -> None:
     out = parser.parse_args().out
     if transformers.__version__ != VERSION:
         raise SystemExit(
-            f"This needs transformers=={VERSION}, not {transformers.__version__}. Make an environment for it:\n"
-            f"    python -m venv old && old/bin/pip install torch==2.13.0 transformers=={VERSION}"
+            f"needs transformers=={VERSION}, not {transformers.__version__}; see above for an environment"
         )
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

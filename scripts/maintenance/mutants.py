@@ -111,12 +111,8 @@ def read_table(path: Path = TABLE) -> list[Mutant]:
 
 def copy_repository(to: Path) -> None:
     """What git knows of the repository, as it stands in the working tree."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -205,9 +201,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time (default: 1)")
     parser.add_argument("--processes", default="auto", help="pytest processes for the whole suites (default: auto)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which the reduced suite hangs")
-    parser.add_argument(
-        "--quick", action="store_true", help="run the tests named for each only, and leave survivors for later"
-    )
+    parser.add_argument("--quick", action="store_true", help="run the tests named for each only; survivors wait")
     arguments = parser.parse_args()
     mutants = read_table()
     with tempfile.TemporaryDirectory() as folder:
@@ -232,11 +226,10 @@ def main() -> None:
     kept = RESULTS / "mutants.json"
     rows = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     outcomes = {name: Outcome(**row) for name, row in rows.items()}
+    known = {(name, outcome.fingerprint) for name, outcome in outcomes.items()}
+    waiting = [mutant for mutant in mutants if (mutant.name, mutant.fingerprint) not in known]
     if arguments.only is not None:
         waiting = [mutant for mutant in mutants if mutant.name in arguments.only]
-    else:
-        known = {(name, outcome.fingerprint) for name, outcome in outcomes.items()}
-        waiting = [mutant for mutant in mutants if (mutant.name, mutant.fingerprint) not in known]
 
     def work(mutant: Mutant) -> tuple[Mutant, Outcome | None]:
         return mutant, run(mutant, arguments.processes, arguments.limit, arguments.quick)

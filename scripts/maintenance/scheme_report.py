@@ -91,14 +91,8 @@ LETTERS = {
 
 def small_model(name: str) -> RelPosBertModel:
     """One layer with the heads of BERT-base."""
-    config = RelPosBertConfig(
-        position_embedding_type=name,
-        vocab_size=100,
-        hidden_size=192,
-        num_attention_heads=12,
-        num_hidden_layers=1,
-        intermediate_size=64,
-    )
+    sizes = {"vocab_size": 100, "hidden_size": 192, "num_attention_heads": 12, "num_hidden_layers": 1}
+    config = RelPosBertConfig(position_embedding_type=name, **sizes, intermediate_size=64)
     torch.manual_seed(0)
     return RelPosBertModel(config, add_pooling_layer=False)
 

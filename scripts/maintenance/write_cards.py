@@ -7,12 +7,17 @@ Notes below the line `<!-- notes -->` are kept. Pictures are drawn by the experi
 """
 
 import argparse
+import datetime
 import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from hf_relpos.files import write_text
+import torch
+import transformers
+
+from hf_relpos.files import write_json, write_text
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,13 +61,27 @@ def cards(folder: Path = RESULTS) -> dict[Path, str]:
     return texts
 
 
+def publish(path: Path, content: dict[str, Any], **about: str) -> None:
+    """Write results with versions and the date, and the cards that are stale by then."""
+    about |= {"torch": torch.__version__, "transformers": transformers.__version__}
+    about["date"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    write_json(path, {"about": about, **content})
+    for card, text in stale_cards().items():
+        write_text(card, text)
+
+
+def stale_cards() -> dict[Path, str]:
+    """The cards that are not what their results give."""
+    return {
+        path: text for path, text in cards().items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a card is stale")
     args = parser.parse_args()
-    stale = {
-        path: text for path, text in cards().items() if not path.is_file() or path.read_text(encoding="utf-8") != text
-    }
+    stale = stale_cards()
     for path, text in stale.items():
         print(f"{path} {'is stale: run python scripts/maintenance/write_cards.py' if args.check else 'is written'}")
         if not args.check:

@@ -26,6 +26,10 @@ from .sdpa import unsupported_as_bias
 # Dtypes that the compiled kernel supports.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SMALLEST_HEAD = 16
+# Scores, B·H·L·K, up to which sdpa is faster on an H100, with and without gradients (docs/results/benchmarks/gpu.md).
+# Beyond, sdpa's bias takes memory: with gradients 37 GB for `relative_key` at 8 × 2,048 tokens.
+FEW_SCORES = {True: 1 << 25, False: 1 << 27}
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # asked here: in a call it would break a traced graph
 # The most graphs in one process. Every combination of terms and masks, and every change of a size, needs one.
 GRAPHS = 64
 # For the kernels that need more shared memory than the device has with PyTorch's own choice: blocks loaded ahead.
@@ -71,9 +75,11 @@ def _reasons_by_default(call: AttentionCall) -> list[str]:
         reasons.append("the call is being traced")
     elif call.query.shape[-1] < SMALLEST_HEAD:
         reasons.append(f"its kernel needs heads of {SMALLEST_HEAD} or more")
+    elif call.scores <= FEW_SCORES[call.needs_gradients]:
+        reasons.append(f"sdpa is faster up to {FEW_SCORES[call.needs_gradients]:,} scores")
     if call.dtype not in DTYPES:
         reasons.append(f"its kernel does not compute in {call.dtype}")
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         reasons.append("its kernel needs Triton")
     if call.terms.only_content:
         reasons.append("there are no terms beside the content, and sdpa is faster")

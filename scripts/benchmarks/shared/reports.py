@@ -3,6 +3,7 @@
 hf_relpos is imported where it is used: benchmarks also run with an older Transformers, as a peer that only measures.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ def with_notes(card: str, path: Path) -> str:
 def keep_notes(card: str, path: Path) -> str:
     """A card with the notes of the file that it replaces, if it has any."""
     return card if notes_of(path) is None else with_notes(card, path)
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The results of earlier runs in `path`.json; {} without any."""
+    file = path.with_name(f"{path.name}.json")
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def write_report(path: Path, content: dict[str, Any], card: str) -> None:

@@ -1,9 +1,9 @@
-"""Other ways to run a stock encoder on the CPU by one thread: torch.compile, ONNX Runtime, OpenVINO; int8, too.
+"""Other ways to run a stock encoder on the CPU: torch.compile, ONNX Runtime, OpenVINO; int8, too.
 
-disentangled-flash is for DeBERTa v2 and v3: its PyTorch backend, without padding.
+disentangled-flash is for DeBERTa v2 and v3: its PyTorch backend, without padding. CTranslate2 is for BERT.
 
-Each takes a model and the inputs that it is made with, and returns a call: inputs to the last hidden states. What is
-not installed raises ModuleNotFoundError.
+Each takes a model and the inputs that it is made with, and returns a call: inputs to the last hidden states. All use
+as many threads as PyTorch. What is not installed raises ModuleNotFoundError.
 """
 
 import contextlib
@@ -18,13 +18,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
 
 Inputs = dict[str, torch.Tensor]
 Run = Callable[[Inputs], torch.Tensor]
-PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "disentangled-flash")
+PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "disentangled-flash", "ctranslate2")
 
 
 def versions() -> dict[str, str]:
@@ -73,15 +74,10 @@ def export(model: nn.Module, inputs: Inputs, path: Path) -> None:
     import onnxscript  # noqa: F401  # what the exporter is written in
 
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    shapes = {"input_names": list(inputs), "dynamic_shapes": {name: sizes for name in inputs}}
     with silence(), torch.no_grad():
-        program = torch.onnx.export(
-            LastStates(model).eval(),
-            kwargs=inputs,
-            dynamo=True,
-            input_names=list(inputs),
-            dynamic_shapes={name: sizes for name in inputs},
-            verbose=False,
-        )
+        encoder = LastStates(model).eval()
+        program = torch.onnx.export(encoder, kwargs=inputs, dynamo=True, verbose=False, **shapes)
         program.save(str(path))
 
 
@@ -90,7 +86,7 @@ def onnxruntime_session(path: Path) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda inputs: torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])
@@ -106,16 +102,16 @@ def quantize_onnx(path: Path) -> Path:
     return quantized
 
 
-def openvino_model(model: Any) -> Run:
-    """A graph in OpenVINO, as small requests one after another would have it."""
+def openvino_model(model: Any, precision: str | None = "f32") -> Run:
+    """A graph in OpenVINO, as small requests one after another would have it; None for the precision that it takes."""
     import openvino
 
     settings = {
-        "INFERENCE_NUM_THREADS": 1,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
         "ENABLE_CPU_PINNING": False,
+        **({} if precision is None else {"INFERENCE_PRECISION_HINT": precision}),
     }
     compiled_model = openvino.Core().compile_model(model, "CPU", settings)
     return lambda inputs: torch.from_numpy(compiled_model({name: each.numpy() for name, each in inputs.items()})[0])
@@ -129,12 +125,8 @@ def quantize_openvino(path: Path, samples: list[Inputs]) -> Any:
     nncf.set_log_level(logging.ERROR)
     data = nncf.Dataset([{name: each.numpy() for name, each in inputs.items()} for inputs in samples])
     with silence():
-        return nncf.quantize(
-            openvino.Core().read_model(str(path)),
-            data,
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(samples),
-        )
+        graph, kind = openvino.Core().read_model(str(path)), nncf.ModelType.TRANSFORMER
+        return nncf.quantize(graph, data, model_type=kind, subset_size=len(samples))
 
 
 def disentangled_flash(model: Any) -> Run:
@@ -151,6 +143,39 @@ def disentangled_flash(model: Any) -> Run:
             given = {"packed_info": info, "output_hidden_states": False}
             found = model.encoder.forward_packed(tokens, bounds, info.max_seqlen, **given).last_hidden_state
             return unpack_packed(found, bounds, mask.shape[1], packed_info=info)[0]
+
+    return run
+
+
+def ctranslate2_files(model: Any, folder: Path) -> Path:
+    """A BERT as CTranslate2's converter writes it, with a vocabulary of as many words."""
+    import ctranslate2
+    from transformers import BertTokenizerFast
+
+    stored, written = folder / "bert", folder / "ctranslate2"
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])}
+    vocabulary |= {f"w{number}": number for number in range(len(vocabulary), model.config.vocab_size)}
+    model = copy.deepcopy(model)
+    model.config.position_embedding_type = "absolute"  # which the converter asks for
+    with silence():
+        model.save_pretrained(stored)
+        BertTokenizerFast(vocab=vocabulary).save_pretrained(stored)
+        ctranslate2.converters.TransformersConverter(str(stored)).convert(str(written))
+    return written
+
+
+def ctranslate2_encoder(files: Path, kind: str) -> Run:
+    """These files in CTranslate2, which takes lists of ids."""
+    import ctranslate2
+
+    threads = {"intra_threads": torch.get_num_threads(), "inter_threads": 1}
+    encoder = ctranslate2.Encoder(str(files), device="cpu", compute_type=kind, **threads)
+
+    def run(inputs: Inputs) -> torch.Tensor:
+        real = inputs["attention_mask"].bool()
+        ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], real, strict=True)]
+        states = torch.from_numpy(numpy.array(encoder.forward_batch(ids).last_hidden_state))
+        return nn.functional.pad(states, (0, 0, 0, real.shape[1] - states.shape[1]))
 
     return run
 
@@ -173,6 +198,11 @@ def runtimes(model: nn.Module, samples: list[Inputs]) -> Iterator[tuple[str, Cal
         yield "ONNX Runtime", lambda: onnxruntime_session(graph())
         yield "ONNX Runtime, int8", lambda: onnxruntime_session(quantize_onnx(graph()))
         yield "OpenVINO", lambda: openvino_model(str(graph()))
+        yield "OpenVINO, as it comes", lambda: openvino_model(str(graph()), precision=None)
         yield "OpenVINO, int8", lambda: openvino_model(quantize_openvino(graph(), samples))
         if type(model).__name__ == "DebertaV2Model":
             yield "disentangled-flash", lambda: disentangled_flash(model)
+        if type(model).__name__ == "BertModel":
+            files = functools.cache(lambda: ctranslate2_files(model, Path(folder)))
+            yield "CTranslate2", lambda: ctranslate2_encoder(files(), "float32")
+            yield "CTranslate2, int8", lambda: ctranslate2_encoder(files(), "int8_float32")

@@ -5,12 +5,13 @@ import json
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import HfArgumentParser
+
+from hf_relpos.cli import parse_options
 
 
 def option(help: str, default: Any = None) -> Any:
@@ -29,9 +30,7 @@ class ModelArguments:
     config_overrides: str | None = option("of a new model: hidden_size=256,num_hidden_layers=4,…")
     tokenizer_name: str | None = option("folder or Hub repository of the tokenizer, if not beside the checkpoint")
     position_embedding_type: list[str] = option(
-        "position scheme of a new model (hf-relpos schemes lists them; several are added), or that the checkpoint "
-        "is expected to have",
-        [],
+        "position schemes of a new model (`hf-relpos schemes` lists them), or those that the checkpoint must have", []
     )
     position_options: list[str] = option("options of that scheme: NAME=VALUE …", [])
     scheme_file: str | None = option("Python file with a position scheme of yours, which is imported first")
@@ -52,12 +51,12 @@ class ModelArguments:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the scheme by name; values are parsed as JSON where possible."""
-        return pairs("--position_options", self.position_options)
+        return parse_options(self.position_options, "--position_options")
 
     @property
     def overrides(self) -> dict[str, Any]:
         """Fields of the configuration of a new model."""
-        return pairs("--config_overrides", self.config_overrides.split(",") if self.config_overrides else [])
+        return parse_options(self.config_overrides.split(",") if self.config_overrides else [], "--config_overrides")
 
     @property
     def hub(self) -> dict[str, Any]:
@@ -70,9 +69,7 @@ class ModelArguments:
             self.scheme_file = str(Path(self.scheme_file).resolve())  # also for workers, which run elsewhere
             import_file("--scheme_file", self.scheme_file)
         if not (self.model_name_or_path or self.tokenizer_name):
-            raise ValueError(
-                "--model_name_or_path: give a checkpoint; or for a new model --tokenizer_name and --config_overrides"
-            )
+            raise ValueError("--model_name_or_path: give a checkpoint, or --tokenizer_name for a new model")
         if self.model_name_or_path and (self.config_overrides or self.position_options):
             name = "--config_overrides" if self.config_overrides else "--position_options"
             raise ValueError(f"{name}: of a new model; leave it out, or --model_name_or_path")
@@ -91,9 +88,7 @@ class DataArguments:
     validation_file: str | None = option("file for evaluation")
     validation_split_percentage: int = option("of the training data, held out where there is no validation set", 5)
     max_seq_length: int | None = option("tokens read of a text")
-    shuffle_train_dataset: bool = option(
-        "training examples in random order before --max_train_samples are taken", False
-    )
+    shuffle_train_dataset: bool = option("shuffle training examples before --max_train_samples are taken", False)
     shuffle_seed: int = option("of that order", 42)
     max_train_samples: int | None = option("examples for training at most, the first ones")
     max_eval_samples: int | None = option("examples for evaluation at most, the first ones")
@@ -144,23 +139,6 @@ def check_least(name: str, value: int | None, least: int) -> None:
     """
     if value is not None and value < least:
         raise ValueError(f"--{name} {value}: give a whole number from {least} on")
-
-
-def pairs(flag: str, words: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE … as a dict.
-
-    Raises:
-        ValueError: for another word.
-    """
-    values: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise ValueError(f"{flag} {word}: write NAME=VALUE")
-        values[name] = value
-        with suppress(ValueError):
-            values[name] = json.loads(value)
-    return values
 
 
 class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):

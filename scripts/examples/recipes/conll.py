@@ -57,10 +57,8 @@ def read_conll(path: str) -> list[tuple[list[str], list[str]]]:
                 what = (
                     f"ends in {excerpt(fields[-1])!r}, which is no tag (O, or a type after B-, I-, E-, S-, M-, L-, U-)"
                 )
-            raise ValueError(
-                f"{path}, line {number}: {excerpt(' '.join(fields))!r} {what}; give each line a token and its tag, "
-                "between tabs"
-            )
+            line = f"{path}, line {number}: {excerpt(' '.join(fields))!r}"
+            raise ValueError(f"{line} {what}; give each line a token and its tag, between tabs")
         sentences[-1].append(fields)
     sentences = [sentence for sentence in sentences if sentence]
     if not sentences:

@@ -66,10 +66,8 @@ def plain(records: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
         for number, record in enumerate(records, 1):
             both = {type(first), type(record[name])}
             if len(both) > 1 and both != {int, float}:
-                raise ValueError(
-                    f"{path}, record {number}: {name!r} is a {type(record[name]).__name__}, and a "
-                    f"{type(first).__name__} in the first; give all the same type"
-                )
+                kinds = f"a {type(record[name]).__name__}, and a {type(first).__name__} in the first"
+                raise ValueError(f"{path}, record {number}: {name!r} is {kinds}; give all the same type")
     return records
 
 
@@ -164,16 +162,10 @@ def tokenized(
 ) -> dict[str, Dataset]:
     """The sets with what `tokenize` makes of batches of them in place of their columns."""
     with training.main_process_first(desc="tokenizing"):
+        settings = {"batched": True, "num_proc": args.preprocessing_num_workers, "desc": "tokenizing"}
+        settings["load_from_cache_file"] = not args.overwrite_cache
         return {
-            split: data.map(
-                tokenize,
-                batched=True,
-                remove_columns=data.column_names,
-                num_proc=args.preprocessing_num_workers,
-                load_from_cache_file=not args.overwrite_cache,
-                desc="tokenizing",
-            )
-            for split, data in sets.items()
+            split: data.map(tokenize, remove_columns=data.column_names, **settings) for split, data in sets.items()
         }
 
 

@@ -6,15 +6,8 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_relpos import optimize
-from hf_relpos.evaluation import model_max_length
-from hf_relpos.evaluation.loading import (
-    check_folder,
-    find_tokenizer,
-    load_quietly,
-    no_such_model,
-    refuse_missing,
-    refusing_code,
-)
+from hf_relpos.evaluation import loading, model_max_length
+from hf_relpos.evaluation.loading import check_folder, load_quietly, loading_errors, refuse_missing
 
 from .arguments import ModelArguments
 
@@ -28,11 +21,8 @@ def load_tokenizer(args: ModelArguments) -> PreTrainedTokenizerBase:
         ValueError: when there is none, or one without the offsets that these recipes need.
     """
     name = args.tokenizer_name or args.model_name_or_path
-    tokenizer, reason = find_tokenizer(
-        name, **(args.hub if not args.tokenizer_name else {**args.hub, "revision": "main"})
-    )
-    if reason:
-        raise ValueError(f"{name}: no tokenizer could be loaded ({reason}); name another with --tokenizer_name")
+    hub = {**args.hub, "revision": "main"} if args.tokenizer_name else args.hub
+    tokenizer = loading.load_tokenizer(name, **hub)
     if not tokenizer.is_fast:
         raise ValueError(f"{name}: its tokenizer is not a fast one; save it with `use_fast=True`")
     return tokenizer
@@ -57,8 +47,7 @@ def load_model(
     model = _load(auto, args, trains, fields) if args.model_name_or_path else _create(auto, args, tokenizer, fields)
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(
-            f"--tokenizer_name {args.tokenizer_name}: has {len(tokenizer)} tokens, and the model knows "
-            f"{model.config.vocab_size}; give the tokenizer that it was trained with"
+            f"--tokenizer_name: {len(tokenizer)} tokens, but vocab_size = {model.config.vocab_size}; give its own"
         )
     freeze(model, args.freeze_layers)
     if args.optimize:
@@ -73,11 +62,8 @@ def load_config(args: ModelArguments) -> Any:
         ValueError: for one that is not there, or has files that are broken.
     """
     check_folder(args.model_name_or_path)
-    try:
-        with refusing_code(args.model_name_or_path):
-            return AutoConfig.from_pretrained(args.model_name_or_path, **args.hub)
-    except OSError as error:
-        raise ValueError(no_such_model(args.model_name_or_path, error)) from error
+    with loading_errors(args.model_name_or_path):
+        return AutoConfig.from_pretrained(args.model_name_or_path, **args.hub)
 
 
 def _load(auto: Any, args: ModelArguments, trains: bool, fields: dict[str, Any]) -> PreTrainedModel:
@@ -85,10 +71,7 @@ def _load(auto: Any, args: ModelArguments, trains: bool, fields: dict[str, Any])
     check_window(args, load_config(args).model_type)
     if args.attention_window is not None:
         fields["attention_window"] = args.attention_window
-    try:
-        model, missing = load_quietly(auto, name, new_head=True, **args.hub, **fields)
-    except OSError as error:
-        raise ValueError(no_such_model(name, error)) from error
+    model, missing = load_quietly(auto, name, new_head=True, **args.hub, **fields)
     prefix = f"{model.base_model_prefix}."
     refuse_missing(name, {key for key in missing if key.startswith(prefix)})
     if missing and not trains:
@@ -105,10 +88,8 @@ def check_window(args: ModelArguments, model_type: str) -> None:
         ValueError: for a window in a model that has none.
     """
     if args.attention_window is not None and model_type != "relpos_bert":
-        raise ValueError(
-            f"--attention_window {args.attention_window}: a {model_type} model has none; "
-            "convert it first: hf-relpos convert"
-        )
+        window = f"--attention_window {args.attention_window}: a {model_type} model has none"
+        raise ValueError(f"{window}; convert it first: hf-relpos convert")
 
 
 def check_scheme(args: ModelArguments, config: Any) -> None:
@@ -121,8 +102,7 @@ def check_scheme(args: ModelArguments, config: Any) -> None:
         names = " ".join(args.position_embedding_type)
         raise ValueError(
             f"--position_embedding_type {names}: {args.model_name_or_path} has {found!r}. Convert it first: hf-relpos "
-            f"convert {args.model_name_or_path} OUT --scheme {names}; or train a new model with --tokenizer_name "
-            f"{args.model_name_or_path} in place of --model_name_or_path"
+            f"convert {args.model_name_or_path} OUT --scheme {names}; or give --tokenizer_name alone, for a new model"
         )
 
 

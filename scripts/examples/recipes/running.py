@@ -14,16 +14,8 @@ from hf_relpos.files import write_json
 
 
 # Fields of config.json that make another model of the same weights, or need other weights.
-SHAPE = (
-    "model_type",
-    "position_embedding_type",
-    "position_options",
-    "attention_window",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
+SHAPE = ("model_type", "position_embedding_type", "position_options", "attention_window", "hidden_size")
+SHAPE += ("num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -85,10 +77,8 @@ def check_checkpoint(checkpoint: str | None, model: PreTrainedModel) -> None:
     stored, now = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False).to_dict(), model.config.to_dict()
     for name in SHAPE:
         if stored.get(name) != now.get(name):
-            raise ValueError(
-                f"{checkpoint}: its model has {name} = {stored.get(name)!r}, this run {now.get(name)!r}; give another "
-                "--output_dir"
-            )
+            both = f"its model has {name} = {stored.get(name)!r}, this run {now.get(name)!r}"
+            raise ValueError(f"{checkpoint}: {both}; give another --output_dir")
 
 
 def train(trainer: Trainer, checkpoint: str | None) -> None:
@@ -111,6 +101,14 @@ class OrderedTrainer(Trainer):
 
     def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
         return SequentialSampler(eval_dataset)
+
+
+def trainer_arguments(
+    model: PreTrainedModel, args: TrainingArguments, rows: Mapping[str, Any], tokenizer: Any, collator: Any
+) -> dict[str, Any]:
+    """Arguments of a Trainer that all recipes give."""
+    sets = {"train_dataset": rows.get("train"), "eval_dataset": rows.get("validation")}
+    return {"model": model, "args": args, **sets, "data_collator": collator, "processing_class": tokenizer}
 
 
 def run(

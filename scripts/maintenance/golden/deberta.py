@@ -15,17 +15,13 @@ Environment: torch 2.13.0 on a CPU. Float64 but for the scale, which the origina
     <case>.<L>.weights         (B, H, L, L)
 """
 
-import json
-from pathlib import Path
-
 import torch
-from safetensors.torch import save_file
+from originals import write
 from transformers import DebertaConfig, DebertaV2Config
 from transformers.models.deberta.modeling_deberta import DebertaEncoder
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
 
-TARGET = Path(__file__).parents[3] / "tests" / "fixtures" / "schemes" / "deberta.safetensors"
 B, D, H = 2, 12, 2
 BOTH = ["c2p", "p2c"]
 CASES = {
@@ -81,10 +77,8 @@ def main() -> None:
     torch.manual_seed(0)
     tensors = {}
     for case, settings in CASES.items():
-        tensors |= {f"{case}.{name}": tensor.detach().contiguous() for name, tensor in run(dict(settings)).items()}
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    sizes = {"hidden_size": D, "num_attention_heads": H, "cases": CASES}
-    save_file(tensors, TARGET, {"config": json.dumps(sizes)})
+        tensors |= {f"{case}.{name}": tensor for name, tensor in run(dict(settings)).items()}
+    write("deberta", tensors, hidden_size=D, num_attention_heads=H, cases=CASES)
 
 
 if __name__ == "__main__":

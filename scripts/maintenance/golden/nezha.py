@@ -13,8 +13,7 @@ nezha.safetensors, B = 2, L = 14 (the second row ends after 9 tokens), D = 24, H
 """
 
 import torch
-import transformers
-from originals import noise, randomise, write
+from originals import check_transformers, noise, randomise, write
 from transformers.models.deprecated.nezha.modeling_nezha import NezhaConfig, NezhaSelfAttention
 
 
@@ -24,8 +23,7 @@ CASES = {"clipped": {"max_relative_position": 4}, "default": {}}
 
 @torch.no_grad()
 def main() -> None:
-    if transformers.__version__ != "4.57.6":
-        raise SystemExit(f"needs transformers 4.57.6, not {transformers.__version__}")
+    check_transformers()
     hidden = noise("hidden_states", len(REAL), LENGTH, WIDTH)
     padded = torch.arange(LENGTH)[None] >= torch.tensor(REAL)[:, None]
     mask = torch.zeros(len(REAL), 1, 1, LENGTH).masked_fill(padded[:, None, None], torch.finfo(torch.float32).min)

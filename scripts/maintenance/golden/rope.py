@@ -16,8 +16,7 @@ rope.safetensors, B = 2, L = 20 (the second row ends after 15 tokens), D = 32, H
 """
 
 import torch
-import transformers
-from originals import noise, randomise, write
+from originals import check_transformers, noise, randomise, write
 from transformers import GPTNeoXConfig, RoFormerConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
 from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
@@ -33,8 +32,7 @@ CASES = {
 
 @torch.no_grad()
 def main() -> None:
-    if transformers.__version__ != "4.57.6":
-        raise SystemExit(f"needs transformers 4.57.6, not {transformers.__version__}")
+    check_transformers()
     hidden = noise("hidden_states", 2, LENGTH, WIDTH)
     padded = torch.arange(LENGTH)[None] >= torch.tensor([LENGTH, 15])[:, None]
     mask = torch.zeros(2, 1, 1, LENGTH).masked_fill(padded[:, None, None], torch.finfo(torch.float32).min)

@@ -11,8 +11,7 @@ sinusoidal.safetensors, D = 24:
 """
 
 import torch
-import transformers
-from originals import write
+from originals import check_transformers, write
 from transformers.models.deprecated.transfo_xl.modeling_transfo_xl import PositionalEmbedding
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
@@ -21,8 +20,7 @@ LENGTH, WIDTH = 40, 24
 
 
 def main() -> None:
-    if transformers.__version__ != "4.57.6":
-        raise SystemExit(f"needs transformers 4.57.6, not {transformers.__version__}")
+    check_transformers()
     positions = torch.arange(LENGTH)
     interleaved = torch.empty(LENGTH, WIDTH)
     create_sinusoidal_embeddings(LENGTH, WIDTH, interleaved)

@@ -15,8 +15,7 @@ t5.safetensors, B = 2, L = 40 (the second row ends after 31 tokens), D = 24, H =
 """
 
 import torch
-import transformers
-from originals import noise, randomise, write
+from originals import check_transformers, noise, randomise, write
 from transformers.models.mpnet.modeling_mpnet import MPNetConfig, MPNetEncoder
 from transformers.models.t5.modeling_t5 import T5Attention, T5Config
 
@@ -26,8 +25,7 @@ LENGTH, WIDTH, HEADS = 40, 24, 3
 
 @torch.no_grad()
 def main() -> None:
-    if transformers.__version__ != "4.57.6":
-        raise SystemExit(f"needs transformers 4.57.6, not {transformers.__version__}")
+    check_transformers()
     hidden = noise("hidden_states", 2, LENGTH, WIDTH)
     padded = torch.arange(LENGTH)[None] >= torch.tensor([LENGTH, 31])[:, None]
     lowest = torch.finfo(torch.float32).min

@@ -21,6 +21,7 @@ import ast
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -29,6 +30,7 @@ from safetensors.numpy import save_file
 
 FIXTURES = Path(__file__).parents[3] / "tests" / "fixtures" / "schemes"
 BATCH, HEADS, LENGTH, REAL, SIZE = 2, 3, 9, 6, 8
+SIZES = {"batch": BATCH, "heads": HEADS, "length": LENGTH, "real": [LENGTH, REAL], "size": SIZE}
 SHAW = {"near": {"clip": 3}, "far": {"clip": 16}, "heads": {"clip": 4}}
 MUSIC = {
     f"{'causal' if causal else 'both'}-{max_distance}-{'shared' if shared else 'heads'}{'-values' * values}": {
@@ -49,11 +51,16 @@ def functions(path: Path, names: set[str], known: dict) -> SimpleNamespace:
     return SimpleNamespace(**{name: known[name] for name in names})
 
 
-def load(repo: Path) -> SimpleNamespace:
-    """The attention functions."""
+def attention_functions(repo: Path, names: set[str], **known: Any) -> SimpleNamespace:
+    """These functions of common_attention.py, with `known` among their globals."""
     layers = repo / "tensor2tensor" / "layers"
     common = functions(layers / "common_layers.py", {"shape_list", "dropout_with_broadcast_dims"}, {"tf": tf})
     common.should_generate_summaries = lambda: False
+    return functions(layers / "common_attention.py", names, {"tf": tf, "common_layers": common, **known})
+
+
+def load(repo: Path) -> SimpleNamespace:
+    """The attention functions."""
     names = {
         "_absolute_position_to_relative_position_masked",
         "_absolute_position_to_relative_position_unmasked",
@@ -70,7 +77,7 @@ def load(repo: Path) -> SimpleNamespace:
         "matmul_with_relative_keys",
         "matmul_with_relative_values",
     }
-    return functions(layers / "common_attention.py", names, {"tf": tf, "common_layers": common})
+    return attention_functions(repo, names)
 
 
 def run(function, query, key, value, bias, **arguments) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -90,10 +97,9 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.standard_normal(shape).astype(np.float32)
 
 
-def write(name: str, tensors: dict[str, np.ndarray], cases: dict) -> None:
-    sizes = {"batch": BATCH, "heads": HEADS, "length": LENGTH, "real": [LENGTH, REAL], "size": SIZE, "cases": cases}
+def write(name: str, tensors: dict[str, np.ndarray], **config: Any) -> None:
     tensors = {key: np.ascontiguousarray(array) for key, array in tensors.items()}
-    save_file(tensors, FIXTURES / f"{name}.safetensors", {"config": json.dumps(sizes)})
+    save_file(tensors, FIXTURES / f"{name}.safetensors", {"config": json.dumps(config)})
 
 
 def main() -> None:
@@ -122,7 +128,7 @@ def main() -> None:
         for name in calls[0][1]:
             tables = [variables[name] for _, variables in calls]
             tensors[f"{case}.{name}"] = np.stack(tables) if case == "heads" else tables[0]
-    write("shaw", tensors, SHAW)
+    write("shaw", tensors, **SIZES, cases=SHAW)
 
     tensors = {"query": query, "key": key, "value": value}
     for case, settings in MUSIC.items():
@@ -138,7 +144,7 @@ def main() -> None:
             add_relative_to_values=settings["values"],
         )
         tensors |= {f"{case}.{name}": array for name, array in variables.items()}
-    write("music", tensors, MUSIC)
+    write("music", tensors, **SIZES, cases=MUSIC)
 
 
 if __name__ == "__main__":

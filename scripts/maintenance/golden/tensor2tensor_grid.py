@@ -16,15 +16,13 @@ last tokens of the second row are hidden:
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from safetensors.numpy import save_file
-from tensor2tensor import BATCH, FIXTURES, HEADS, SIZE, functions, noise, run
+from tensor2tensor import BATCH, HEADS, SIZE, attention_functions, noise, run, write
 
 
 START, LENGTH, WIDTH = 3, 40, 24
@@ -49,15 +47,6 @@ TABLES = {
 
 def load(repo: Path) -> SimpleNamespace:
     """The functions of common_attention.py that the fixtures come from."""
-    layers = repo / "tensor2tensor" / "layers"
-    common = functions(layers / "common_layers.py", {"shape_list", "dropout_with_broadcast_dims"}, {"tf": tf})
-    common.should_generate_summaries = lambda: False
-    known = {
-        "tf": tf,
-        "math": math,
-        "common_layers": common,
-        "expert_utils": SimpleNamespace(add_name_scope=lambda: lambda function: function),
-    }
     names = {
         "_matmul_with_relative_keys_2d",
         "_relative_position_to_absolute_position_unmasked",
@@ -66,17 +55,13 @@ def load(repo: Path) -> SimpleNamespace:
         "get_relative_embeddings_left_right",
         "get_timing_signal_1d",
     }
-    return functions(layers / "common_attention.py", names, known)
+    utilities = SimpleNamespace(add_name_scope=lambda: lambda function: function)
+    return attention_functions(repo, names, math=math, expert_utils=utilities)
 
 
 def evaluate(function, *arguments, **settings) -> np.ndarray:
     with tf.Graph().as_default(), tf.Session() as session:
         return session.run(function(*[tf.constant(array) for array in arguments], **settings))
-
-
-def write(name: str, tensors: dict[str, np.ndarray], **config) -> None:
-    tensors = {key: np.ascontiguousarray(array) for key, array in tensors.items()}
-    save_file(tensors, FIXTURES / f"{name}.safetensors", {"config": json.dumps(config)})
 
 
 def main() -> None:

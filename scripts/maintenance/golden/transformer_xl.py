@@ -26,6 +26,7 @@ from transformers.models.deprecated.transfo_xl import TransfoXLConfig, TransfoXL
 
 
 B, D, H, LAYERS, INNER, EPS = 2, 24, 3, 3, 32, 1e-12
+SIZES = {"d_model": D, "d_embed": D, "n_head": H, "d_head": D // H, "d_inner": INNER, "n_layer": LAYERS}
 SEGMENTS, MEMORY = [7, 5, 9, 1, 6], 8
 CASES = {
     "plain": {"clamp_len": -1, "same_length": False},
@@ -54,18 +55,7 @@ def main() -> None:
     tensors = {"inputs": inputs}
     for case, settings in CASES.items():
         config = TransfoXLConfig(
-            vocab_size=10,
-            cutoffs=[],
-            d_model=D,
-            d_embed=D,
-            n_head=H,
-            d_head=D // H,
-            d_inner=INNER,
-            n_layer=LAYERS,
-            mem_len=MEMORY,
-            layer_norm_epsilon=EPS,
-            untie_r=True,
-            **settings,
+            vocab_size=10, cutoffs=[], **SIZES, mem_len=MEMORY, layer_norm_epsilon=EPS, untie_r=True, **settings
         )
         model = TransfoXLModel(config).eval()
         weights = randomise(model)

@@ -19,16 +19,14 @@ set to the identity.
 
 import argparse
 import importlib.util
-import json
 import sys
 import types
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from originals import write
 
 
-TARGET = Path(__file__).parents[3] / "tests" / "fixtures" / "schemes" / "tupe.safetensors"
 CASES = {"A": {"rel_pos": False}, "R": {"rel_pos": True}}
 B, L, D, H, P, LAYERS = 2, 13, 12, 3, 16, 2
 FILES = {
@@ -88,23 +86,13 @@ def main() -> None:
     torch.manual_seed(0)
     tensors = {}
     for case, settings in CASES.items():
-        encoder = encoder_class(
-            padding_idx=1,
-            vocab_size=50,
-            num_encoder_layers=LAYERS,
-            embedding_dim=D,
-            ffn_embedding_dim=32,
-            num_attention_heads=H,
-            max_seq_len=P,
-            **settings,
-        )
+        sizes = {"num_encoder_layers": LAYERS, "embedding_dim": D, "num_attention_heads": H, "max_seq_len": P}
+        encoder = encoder_class(padding_idx=1, vocab_size=50, ffn_embedding_dim=32, **sizes, **settings)
         for parameter in encoder.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
-        found = run(encoder.double().eval())
-        tensors |= {f"{case}.{name}": tensor.detach().contiguous() for name, tensor in found.items()}
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
+        tensors |= {f"{case}.{name}": tensor for name, tensor in run(encoder.double().eval()).items()}
     sizes = {"hidden_size": D, "num_attention_heads": H, "max_position_embeddings": P, "layers": LAYERS}
-    save_file(tensors, TARGET, {"config": json.dumps({**sizes, "cases": CASES})})
+    write("tupe", tensors, **sizes, cases=CASES)
 
 
 if __name__ == "__main__":

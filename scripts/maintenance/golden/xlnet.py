@@ -14,16 +14,12 @@ Float64 but for the sinusoids, which the original computes in float32.
     <case>.attn_prob         (B, H, L, M + L)
 """
 
-import json
-from pathlib import Path
-
 import torch
-from safetensors.torch import save_file
+from originals import write
 from torch import nn
 from transformers import XLNetConfig, XLNetModel
 
 
-TARGET = Path(__file__).parents[3] / "tests" / "fixtures" / "schemes" / "xlnet.safetensors"
 CASES = {
     "plain": {"mlen": 0, "clamp_len": -1},
     "memory": {"mlen": 4, "clamp_len": -1},
@@ -76,9 +72,7 @@ def main() -> None:
     tensors = {name: layer.get_parameter(name).detach() for name in wanted}
     for case, settings in CASES.items():
         tensors |= {f"{case}.{name}": tensor for name, tensor in run(layer, settings).items()}
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    config = json.dumps({"d_model": D, "n_head": H, "cases": CASES})
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, TARGET, {"config": config})
+    write("xlnet", tensors, d_model=D, n_head=H, cases=CASES)
 
 
 if __name__ == "__main__":
