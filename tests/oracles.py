@@ -20,7 +20,7 @@ from transformers import initialization as init
 
 from hf_relpos import SCHEMES, RelPosBertConfig
 from hf_relpos.attention.context import AttentionContext, LayerInputs, TokenInputs
-from hf_relpos.models.modeling_relpos_bert import RelPosBertSelfAttention
+from hf_relpos.models.layers import AttentionInputs, GroupInputs, RelPosBertSelfAttention
 from hf_relpos.schemes.registry import build_shared
 from hf_relpos.schemes.scheme import Scheme, SharedScheme
 
@@ -204,11 +204,14 @@ class LayerWithShared(RelPosBertSelfAttention):
         self.shared_distance_embedding = build_shared(config)
 
     def forward(self, hidden_states, attention_mask=None, past_key_values=None, context=None, **kwargs):
+        if context is None and self.shared_distance_embedding is None:
+            return super().forward(hidden_states, attention_mask, past_key_values, **kwargs)
+        if context is None:
+            context = AttentionContext(hidden_states.shape[1], hidden_states.shape[1])
         if self.shared_distance_embedding is not None:
-            length = hidden_states.shape[1]
-            context = AttentionContext(length, length) if context is None else context
             context = replace(context, layer=LayerInputs(shared=self.shared_distance_embedding(context)))
-        return super().forward(hidden_states, attention_mask, past_key_values, context, **kwargs)
+        inputs = AttentionInputs([GroupInputs(attention_mask, context, None, {})])
+        return super().forward(hidden_states, None, past_key_values, inputs, **kwargs)
 
 
 @torch.no_grad()

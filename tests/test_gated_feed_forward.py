@@ -20,7 +20,8 @@ from hf_relpos import (
     patch_transformers,
 )
 from hf_relpos.conversion import ConversionError
-from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertLayer
+from hf_relpos.models.layers import RelPosBertLayer
+from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
 FIXTURES = Path(__file__).parent / "fixtures" / "gated"

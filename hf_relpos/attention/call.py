@@ -12,7 +12,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from .context import AttentionContext
 from .formula import Terms
 from .toeplitz import ToeplitzTerms, to_toeplitz, toeplitz_unsupported
-from .tracing import is_traced
 
 
 class LazyMask:
@@ -135,11 +134,6 @@ class AttentionCall:
         """The number of scores, B·H·L·K."""
         batch, heads, length, _ = self.query.shape
         return batch * heads * length * self.key.shape[2]
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether a graph is being recorded. The computation must then not depend on the data."""
-        return is_traced()
 
 
 # A function from the output (B, L, H, d) of a rewritten call, which backends got, to the output of the original call.

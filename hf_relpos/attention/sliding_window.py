@@ -7,7 +7,7 @@ tokens. Queries that are global tokens see far keys, and form blocks of their ow
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 
 from .call import LazyMask
 from .context import moved
+from .masks import Visibility
 
 
 # Ranges with fewer keys than this between them are merged, since each range is padded to this many columns.
@@ -55,54 +56,23 @@ class _Extents(NamedTuple):
     keys: list[int]
 
 
-def distances(
-    positions: torch.Tensor | None, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-) -> torch.Tensor:
-    """Return how far keys are before queries, by `positions` (B, K), or by index if it is None. Indices broadcast."""
-    return query - key if positions is None else positions[row, query] - positions[row, key]
-
-
-def in_window(
-    window: int,
-    global_tokens: Sequence[int],
-    positions: torch.Tensor | None,
-    index_in_document: torch.Tensor | None,
-    row: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-) -> torch.Tensor:
-    """Whether query and key are at most `window` apart, or one of them is a global token.
-
-    Args:
-        window, global_tokens, positions, index_in_document: as in `SlidingWindowMask`.
-        row: index of the row of the batch, a tensor; row, query and key broadcast.
-    """
-    near = distances(positions, row, query, key).abs() <= window
-    if index_in_document is not None:
-        query, key = index_in_document[row, query], index_in_document[row, key]
-    for token in global_tokens:
-        near = near | (query == token) | (key == token)
-    return near
-
-
-def merged(spans: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Convert spans (first, last + 1), ascending, to (first, count). Spans less than `GAP` apart are merged."""
-    ends = [list(spans[0])]
-    for begin, stop in spans[1:]:
-        if begin - ends[-1][1] < GAP:
-            ends[-1][1] = max(stop, ends[-1][1])
-        else:
-            ends.append([begin, stop])
-    return tuple((begin, max(stop - begin, 1)) for begin, stop in ends)
+def merged(spans: Iterable[tuple[int, int]], gap: int = GAP) -> tuple[tuple[int, int], ...]:
+    """Convert spans (first, last + 1), ascending, to (first, count). Spans less than `gap` apart are merged."""
+    ends: list[tuple[int, int]] = []
+    for begin, stop in spans:
+        if ends and begin - ends[-1][1] < gap:
+            begin, before = ends.pop()
+            stop = max(stop, before)
+        ends.append((begin, stop))
+    return tuple((begin, stop - begin) for begin, stop in ends)
 
 
 @dataclass(frozen=True, eq=False)
-class SlidingWindowMask(LazyMask):
+class SlidingWindowMask(LazyMask, Visibility):
     """The pairs of L queries and K keys that an attention window lets through.
 
-    Query and key must be at most `window` apart, or one of them must be a global token. Both must belong to one
-    document. The key must not be padding, and not later than a causal query. Only padding can see no key at all. Its
-    output is finite, and otherwise undefined.
+    A query sees a key by the rules of `Visibility`. Only padding can see no key at all. Its output is finite, and
+    otherwise undefined.
 
     Attributes:
         query_length: L.
@@ -110,12 +80,6 @@ class SlidingWindowMask(LazyMask):
         window: the largest distance.
         device: the device of the masks that are built.
         start: index of the first query among the keys.
-        global_tokens: the global tokens of a document, by their index in it.
-        is_causal: whether queries see no later key.
-        positions: (B, K), the positions from which distances are computed, arbitrary for padding; None for indices.
-        documents: (B, K), the number of each key's document, ascending; None for one document in each row.
-        index_in_document: (B, K), the index by which tokens are global; None for the index among the keys.
-        is_token: boolean (B, K), False for padding; None without padding.
     """
 
     query_length: int
@@ -123,12 +87,6 @@ class SlidingWindowMask(LazyMask):
     window: int
     device: torch.device
     start: int = 0
-    global_tokens: tuple[int, ...] = (0,)
-    is_causal: bool = False
-    positions: torch.Tensor | None = None
-    documents: torch.Tensor | None = None
-    index_in_document: torch.Tensor | None = None
-    is_token: torch.Tensor | None = None
 
     def to(self, device: torch.device | str | int) -> "SlidingWindowMask":
         """Return the mask on another device, made once for each device. On its own device, return the mask itself."""
@@ -165,19 +123,7 @@ class SlidingWindowMask(LazyMask):
         batch = next((len(vector) for vector in vectors if vector is not None), 1)
         row = torch.arange(batch, device=self.device)[rows][:, None, None]
         query = (torch.arange(queries.start, queries.stop, device=self.device) + self.start)[None, :, None]
-        seen = self.sees(row, query, keys[None, None, :])
-        return seen[:, None]
-
-    def sees(self, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Whether queries attend to keys, for index tensors that broadcast. `query` is an index among the keys."""
-        seen = in_window(self.window, self.global_tokens, self.positions, self.index_in_document, row, query, key)
-        if self.is_causal:
-            seen = seen & (key <= query)
-        if self.documents is not None:
-            seen = seen & (self.documents[row, query] == self.documents[row, key])
-        if self.is_token is not None:
-            seen = seen & self.is_token[row, key]
-        return seen
+        return self.sees(row, query, keys[None, None, :], self.window)[:, None]
 
     def keys_of(self, block: Block) -> torch.Tensor:
         """Return the indices of a block's keys, (n,)."""
@@ -212,11 +158,13 @@ class SlidingWindowMask(LazyMask):
         right = max(extents.last[first:end])
         low = left if far else min(extents.low[first:end])
         high = right if far else max(extents.high[first:end])
-        spans = [[low, high + 1]] if low <= high else []
+        spans = [(low, high + 1)] if low <= high else []
         if not far:
-            spans += [[key, key + 1] for key in extents.keys if left <= key <= right and not low <= key <= high]
-        spans = sorted(spans) or [[min(max(left, 0), right) if right >= 0 else 0] * 2]
-        return Block(first, end - first, merged(spans))
+            spans += [(key, key + 1) for key in extents.keys if left <= key <= right and not low <= key <= high]
+        if not spans:  # a block has at least one key
+            key = max(0, min(left, right))
+            spans = [(key, key + 1)]
+        return Block(first, end - first, merged(sorted(spans)))
 
     def _extents(self, rows: slice) -> _Extents:
         positions, documents, index, is_token = (

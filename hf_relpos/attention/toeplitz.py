@@ -11,6 +11,7 @@ Tables whose relation is not the offset (a grid, labelled edges, token types), o
 and gains have no such form (`toeplitz_unsupported`). Backends that hold (L, K) matrices compute them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,32 +76,31 @@ class ToeplitzTerms:
     allow: torch.Tensor | None = None
     dense: torch.Tensor | None = None
 
+    def _with_tables(self, change: Callable[[OffsetTable], OffsetTable], **others: Any) -> "ToeplitzTerms":
+        tables = {name: getattr(self, name) for name in TABLES}
+        changed: dict[str, Any] = {name: table and change(table) for name, table in tables.items()}
+        return replace(self, **changed, **others)
+
     def to(self, dtype: torch.dtype) -> "ToeplitzTerms":
         """Return a copy with tables and biases in another dtype."""
-        tables = {name: getattr(self, name) for name in TABLES}
-        return replace(
-            self,
-            **{name: table and table.with_rows(table.rows.to(dtype)) for name, table in tables.items()},
+        return self._with_tables(
+            lambda table: table.with_rows(table.rows.to(dtype)),
             bias=None if self.bias is None else self.bias.to(dtype),
             dense=None if self.dense is None else self.dense.to(dtype),
         )
 
     def between(self, first: int, end: int) -> "ToeplitzTerms":
         """Return the terms of some offsets, by their indices, as views. There must be no dense bias."""
-        tables = {name: getattr(self, name) for name in TABLES}
-        return replace(
-            self,
+        return self._with_tables(
+            lambda table: table.between(first, end),
             low=self.low + first,
-            **{name: table and table.between(first, end) for name, table in tables.items()},
             bias=None if self.bias is None else self.bias[:, first:end],
             allow=None if self.allow is None else self.allow[:, first:end],
         )
 
     def without_tensors(self) -> "ToeplitzTerms":
         """Return a copy without tensors for a graph. The graph saves these itself, and would hold them twice."""
-        tables = {name: getattr(self, name) for name in TABLES}
-        empty = {name: table and table.with_rows(table.rows.new_empty(0)) for name, table in tables.items()}
-        return replace(self, **empty, bias=None, dense=None)
+        return self._with_tables(lambda table: table.with_rows(table.rows.new_empty(0)), bias=None, dense=None)
 
 
 def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:

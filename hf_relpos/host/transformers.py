@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import (
     BertEncoder,
     BertForPreTrainingOutput,
+    BertIntermediate,
     BertLayer,
     BertOnlyMLMHead,
     BertOnlyNSPHead,

@@ -18,7 +18,7 @@ from ..attention.dispatch import AUTO, BY_NAME, capable_implementations, check_i
 from ..attention.formula import Terms
 from ..schemes.registry import build_scheme, build_shared, scheme_parts
 from .configuration_relpos_bert import RelPosBertConfig
-from .sequence import Rows, SequenceMetadata, window_mask
+from .sequence import Rows, indexed_sequence, window_mask
 
 
 class _Projection:
@@ -97,7 +97,7 @@ def probe_call(
         vectors,
         terms,
         replace(context, query_length=length, key_length=length),
-        window_mask(SequenceMetadata(AttentionContext(length, length)), config, Rows(vectors[:, 0])),
+        window_mask(indexed_sequence(config, Rows(vectors[:, 0]))),
         dropout=dropout,
         output_weights=output_weights,
         needs_gradients=needs_gradients,

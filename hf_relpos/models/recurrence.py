@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
@@ -83,16 +82,16 @@ class SegmentMemory(ModelOutput):
         states = self.states[layer].detach().to(hidden_states.device, hidden_states.dtype)
         return torch.cat([states, hidden_states], dim=1)
 
-    def before(self, sequence: SequenceMetadata, config: PreTrainedConfig, rows: Rows) -> "MetadataWithMemory":
+    def before(self, sequence: SequenceMetadata, position_ids: torch.Tensor | None) -> "MetadataWithMemory":
         """The keys of this memory in front of those of a sequence, which covers the segment and the cache only.
 
         Raises:
             ValueError: for a prepared mask that does not show where rows begin.
         """
+        rows, context = sequence.rows, sequence.context
         batch, device, attention_mask = rows.batch, rows.tokens.device, rows.attention_mask
-        keys, before = sequence.context.key_length, self.length
-        memory_mask = self.mask.to(device)
-        if attention_mask is not None and attention_mask.dim() == 4 and config.attention_window:
+        keys, before, memory_mask = context.key_length, self.length, self.mask.to(device)
+        if attention_mask is not None and attention_mask.dim() == 4 and sequence.config.attention_window:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
                 "cache; a memory with attention_window requires (batch, length): give that, or use a dynamic cache"
@@ -100,8 +99,8 @@ class SegmentMemory(ModelOutput):
         is_token = token_mask(attention_mask, batch, keys, device)
         with_memory = torch.cat([memory_mask, is_token], dim=-1)
         ids, documents, positions, has_gaps = None, None, None, False
-        if rows.position_ids is not None:
-            ids = rows.position_ids.expand(batch, -1).to(device)
+        if position_ids is not None:
+            ids = position_ids.expand(batch, -1).to(device)
             steps, follows = position_steps(ids, is_token)
             documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
             if is_traced():
@@ -116,10 +115,30 @@ class SegmentMemory(ModelOutput):
             if ids is None or is_traced():  # a graph cannot read the ids: it assumes consecutive tokens
                 ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
             positions = _positions_with_memory(memory_mask, is_token, ids)
-        context = sequence.context
-        context = replace(context, key_length=before + keys, start=context.start + before, positions=positions)
-        prepared = None if rows.key_mask is not None or attention_mask is None else is_visible(attention_mask)
-        return MetadataWithMemory(context, documents, memory_mask=memory_mask, is_token=with_memory, prepared=prepared)
+        prepared = None
+        if attention_mask is not None and rows.key_mask is None:
+            prepared = is_visible(attention_mask).expand(batch, -1, context.query_length, -1)
+            prepared = torch.cat([memory_mask[:, None, None].expand(*prepared.shape[:-1], -1), prepared], dim=-1)
+        return MetadataWithMemory(
+            sequence.config,
+            rows,
+            replace(
+                context,
+                key_length=before + keys,
+                start=context.start + before,
+                positions=positions,
+                tokens=context.tokens._replace(real=with_memory),
+            ),
+            replace(
+                sequence.visibility,
+                is_causal=sequence.visibility.is_causal and prepared is None,
+                positions=None if positions is None else positions.of_keys,  # padding must not count as distance
+                documents=documents,
+                index_in_document=None,
+                is_token=with_memory,
+            ),
+            prepared=prepared,
+        )
 
 
 @dataclass(frozen=True)
@@ -127,46 +146,25 @@ class MetadataWithMemory(SequenceMetadata):
     """A sequence whose first keys are those of a memory.
 
     Attributes:
-        memory_mask: boolean (B, M), True for a token.
-        is_token: boolean (B, K), False for padding.
-        prepared: boolean (1 or B, 1, L, K − M), a mask that the caller prepared; or None.
+        prepared: boolean (B, 1 or H, L, K), a mask that the caller prepared, after the memory's; or None.
     """
 
-    memory_mask: torch.Tensor = None  # type: ignore[assignment]
-    is_token: torch.Tensor = None  # type: ignore[assignment]
     prepared: torch.Tensor | None = None
 
-    @property
-    def window_positions(self) -> torch.Tensor | None:
-        """Padding between a memory and the segment must not count as distance."""
-        return None if self.context.positions is None else self.context.positions.of_keys
-
-    def real_keys(self, rows: Rows) -> torch.Tensor:
-        """Boolean (B, K), False for padding."""
-        return self.is_token
-
-    def tensor_mask(
-        self, config: PreTrainedConfig, rows: Rows, states: torch.Tensor, cache: Cache | None = None
-    ) -> torch.Tensor | None:
-        """The mask of all pairs, boolean (1 or B, 1, L, K); None if every query attends to every key."""
-        context, functions, device = self.context, self.mask_functions(config), states.device
+    def tensor_mask(self, states: torch.Tensor) -> torch.Tensor | None:
+        """The mask of all pairs, boolean (B, 1 or H, L, K); None if every query attends to every key."""
+        context, rules, window, device = self.context, self.visibility, self.config.attention_window, states.device
         # a single last query attends to all keys, as in an encoder
-        causal = config.is_decoder and (context.query_length > 1 or isinstance(context.start, torch.Tensor))
-        if not (causal or functions or self.prepared is not None or is_traced()) and bool(self.is_token.all()):
+        causal = rules.is_causal and (context.query_length > 1 or isinstance(context.start, torch.Tensor))
+        is_plain = not causal and window is None and rules.documents is None and self.prepared is None
+        if is_plain and not is_traced() and rules.is_token is not None and bool(rules.is_token.all()):
             return None
-        numbers = torch.arange(rows.batch, device=device)[:, None, None, None]
-        heads = torch.zeros(1, dtype=torch.long, device=device)
-        keys = torch.arange(context.key_length, device=device)
-        queries = (torch.arange(context.query_length, device=device) + context.start)[:, None]
-        visible = self.is_token[:, None, None, :]
+        row = torch.arange(self.rows.batch, device=device)[:, None, None]
+        key = torch.arange(context.key_length, device=device)
+        query = (torch.arange(context.query_length, device=device) + context.start)[:, None]
+        visible = rules.sees(row, query, key, window)[:, None]
         if self.prepared is not None:
-            prepared = self.prepared.expand(rows.batch, -1, context.query_length, -1)
-            memory_mask = self.memory_mask[:, None, None, :].expand(*prepared.shape[:-1], -1)
-            visible = torch.cat([memory_mask, prepared], dim=-1)
-        elif config.is_decoder:
-            visible = visible & (keys <= queries)
-        for function in functions:
-            visible = visible & function(numbers, heads, queries, keys)
+            visible = visible & self.prepared
         return visible.expand(-1, -1, context.query_length, -1)
 
 

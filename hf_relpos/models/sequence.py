@@ -5,7 +5,6 @@ call. A document ends where position ids stop increasing. Padding, causality, bo
 decide which keys a query sees.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,19 +16,14 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from ..attention.call import LazyMask
 from ..attention.context import AttentionContext, Positions, TokenInputs
-from ..attention.masks import is_visible
-from ..attention.sliding_window import SlidingWindowMask, in_window
+from ..attention.masks import Visibility, is_visible
+from ..attention.sliding_window import SlidingWindowMask
 from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import RowGroup
 from ..host.torch import assert_later
-from ..host.transformers import MASK_CACHE, and_masks, create_bidirectional_mask, create_causal_mask
+from ..host.transformers import MASK_CACHE, create_bidirectional_mask, create_causal_mask
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT
-
-
-# Whether a query attends to a key, from index tensors (batch, head, query, key), as in Transformers' masking
-# utilities.
-MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,22 +34,19 @@ class PositionInputs:
         required: required inputs of `forward`: `grid`, `relation_ids`.
         absolute: whether terms depend on absolute positions, not only on offsets.
         terms: whether there are terms at all.
-        numbers: whether it has `Scheme.token_numbers`, and has to know which tokens are padding.
         scheme: name of the scheme, for messages.
     """
 
     required: frozenset[str]
     absolute: bool
     terms: bool
-    numbers: bool
     scheme: str
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
         """The inputs that the scheme of a RelPosBertConfig reads."""
         terms = any(scheme.relative or scheme.uses_absolute_positions for scheme, _ in scheme_parts(config))
-        numbers = any(scheme.has_token_numbers() for scheme, _ in scheme_parts(config))
-        return cls(config.required_inputs, config.uses_absolute_positions, terms, numbers, config.position_scheme_name)
+        return cls(config.required_inputs, config.uses_absolute_positions, terms, config.position_scheme_name)
 
 
 class Rows(NamedTuple):
@@ -105,85 +96,62 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceMetadata:
-    """What follows from `Rows`, once for all layers: B rows of L queries and K keys.
+    """What a forward knows of `Rows` before its layers run: B rows of L queries and K keys.
 
     Attributes:
+        config: a RelPosBertConfig.
+        rows: what the caller said.
         context: positions of queries and keys, and the other relations between them.
-        documents: (B, K), number of each key's document; None if no row has more than one.
-        index_in_document: (B, K), the index (packed: position id) of each key within its document or row, which
-            selects global tokens; None if that is its index among the keys.
+        visibility: which keys queries see, besides a mask that the caller prepared.
+        cache: the cache of keys and values; or None.
     """
 
+    config: PreTrainedConfig
+    rows: Rows
     context: AttentionContext
-    documents: torch.Tensor | None = None
-    index_in_document: torch.Tensor | None = None
+    visibility: Visibility
+    cache: Cache | None = None
 
-    @property
-    def window_positions(self) -> torch.Tensor | None:
-        """(B, K), positions that distances within a window are counted by; None for indices."""
-        return None
+    def of_group(self, inputs: PositionInputs, group: RowGroup) -> "SequenceMetadata":
+        """The rows of a group of an unpadded batch, read anew: without padding they often are simpler."""
+        return read_sequence(self.config, inputs, self.rows.of_group(group))
 
-    def real_keys(self, rows: Rows) -> torch.Tensor | None:
-        """Boolean (B, K), False for padding; None if that is not known, or there is none."""
-        if rows.key_mask is None:
-            return None
-        return token_mask(rows.key_mask, rows.batch, self.context.key_length, rows.tokens.device)
-
-    def mask(
-        self, config: PreTrainedConfig, rows: Rows, states: torch.Tensor, cache: Cache | None = None
-    ) -> torch.Tensor | LazyMask | BlockMask | None:
+    def mask(self, states: torch.Tensor) -> torch.Tensor | LazyMask | BlockMask | None:
         """The attention mask of the call, for the backend of the configuration: `window_mask`, or `tensor_mask`.
 
         Args:
             states: (B, L, D); only shape, dtype and device are read.
         """
-        mask = window_mask(self, config, rows)
-        return self.tensor_mask(config, rows, states, cache) if mask is None else mask
+        mask = window_mask(self)
+        return self.tensor_mask(states) if mask is None else mask
 
-    def tensor_mask(
-        self, config: PreTrainedConfig, rows: Rows, states: torch.Tensor, cache: Cache | None = None
-    ) -> torch.Tensor | BlockMask | None:
+    def tensor_mask(self, states: torch.Tensor) -> torch.Tensor | BlockMask | None:
         """The mask of all pairs; arguments as those of `mask`.
 
         Returns:
             The mask that Transformers makes for that backend; with a memory, boolean (1 or B, 1, L, K). None if every
             query attends to every key, or, in a decoder, to all keys before it.
         """
-        functions, of_keys = self.mask_functions(config), rows.key_mask
-        is_plain = not (functions or config.is_decoder or config._attn_implementation == "flex_attention")
-        if is_plain and of_keys is not None and has_contents(of_keys, may_wait=True):
-            visible = of_keys != 0
+        config, visible, window = self.config, self.visibility.is_token, self.config.attention_window
+        rules = replace(self.visibility, is_causal=False, is_token=None)  # Transformers adds these two
+        has_rules = window is not None or rules.documents is not None
+        is_plain = not (has_rules or config.is_decoder or config._attn_implementation == "flex_attention")
+        if is_plain and visible is not None and has_contents(visible, may_wait=True):
             return None if bool(visible.all()) else visible[:, None, None]
-        arguments = {"config": config, "inputs_embeds": states, "attention_mask": rows.attention_mask}
-        and_mask = and_masks(*functions) if functions else None
+        arguments = {"config": config, "inputs_embeds": states, "attention_mask": self.rows.attention_mask}
+        and_mask = (lambda row, head, query, key: rules.sees(row, query, key, window)) if has_rules else None
         if config.is_decoder:
-            return create_causal_mask(**arguments, **{MASK_CACHE: cache}, and_mask_function=and_mask)
+            return create_causal_mask(**arguments, **{MASK_CACHE: self.cache}, and_mask_function=and_mask)
         return create_bidirectional_mask(**arguments, and_mask_function=and_mask)
 
-    def mask_functions(self, config: PreTrainedConfig) -> list[MaskFunction]:
-        """Mask functions besides padding and causality: borders of documents, and the window."""
-        functions: list[MaskFunction] = []
-        documents, index_in_document, window = self.documents, self.index_in_document, config.attention_window
-        positions = self.window_positions
-        if documents is not None:
-            functions.append(lambda batch, head, query, key: documents[batch, query] == documents[batch, key])
-        if window is not None:
-            global_tokens = global_tokens_of(config)
-            functions.append(
-                lambda batch, head, query, key: in_window(
-                    window, global_tokens, positions, index_in_document, batch, query, key
-                )
-            )
-        return functions
 
-
-def window_mask(sequence: SequenceMetadata, config: PreTrainedConfig, rows: Rows) -> SlidingWindowMask | None:
+def window_mask(sequence: SequenceMetadata) -> SlidingWindowMask | None:
     """The mask of an attention window as vectors, for backends that read only the keys in the window.
 
     Returns:
         None without a window, and if the mask must be a tensor.
     """
-    context = sequence.context
+    config, context, rows = sequence.config, sequence.context, sequence.rows
     if (
         config.attention_window is None
         or config._attn_implementation == "flex_attention"
@@ -197,19 +165,9 @@ def window_mask(sequence: SequenceMetadata, config: PreTrainedConfig, rows: Rows
         context.key_length,
         config.attention_window,
         rows.tokens.device,
-        start=context.start,
-        global_tokens=global_tokens_of(config),
-        is_causal=config.is_decoder,
-        positions=sequence.window_positions,
-        documents=sequence.documents,
-        index_in_document=sequence.index_in_document,
-        is_token=sequence.real_keys(rows),
+        context.start,
+        **vars(sequence.visibility),
     )
-
-
-def global_tokens_of(config: PreTrainedConfig) -> tuple[int, ...]:
-    """The global tokens of an attention window, as indices in a document."""
-    return (0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens))
 
 
 def indexed_sequence(
@@ -223,12 +181,19 @@ def indexed_sequence(
     """
     # a static cache always has all of its keys, filled or not
     keys = rows.length if cache is None else cache.get_mask_sizes(rows.length, 0)[0]
-    index_in_document = None
-    if config.attention_window is not None and rows.key_mask is not None:
-        # a row padded on the left begins where its mask does
-        begins = rows.key_mask.long().argmax(-1, keepdim=True)
-        index_in_document = torch.arange(keys, device=rows.tokens.device) - begins
-    return SequenceMetadata(AttentionContext(rows.length, keys, past_length), index_in_document=index_in_document)
+    device, is_token, index = rows.tokens.device, None, None
+    if rows.key_mask is not None:
+        is_token = token_mask(rows.key_mask, rows.batch, keys, device)
+        if config.attention_window is not None:  # a row padded on the left begins where its mask does
+            index = torch.arange(keys, device=device) - rows.key_mask.long().argmax(-1, keepdim=True)
+    visibility = Visibility(
+        global_tokens=(0,) if config.global_tokens is None else tuple(dict.fromkeys(config.global_tokens)),
+        is_causal=config.is_decoder,
+        index_in_document=index,
+        is_token=is_token,
+    )
+    context = AttentionContext(rows.length, keys, past_length, tokens=TokenInputs(real=is_token))
+    return SequenceMetadata(config, rows, context, visibility, cache)
 
 
 def read_sequence(
@@ -259,14 +224,14 @@ def read_sequence(
         if memory is not None or not is_empty:
             rows = rows._replace(position_ids=None)
     grid, position_ids = _grid_and_ids(inputs, rows)
-    tokens = TokenInputs(grid, rows.token_type_ids, rows.relation_ids)
+    tokens = TokenInputs(grid, rows.token_type_ids, rows.relation_ids, sequence.visibility.is_token)
     sequence = replace(sequence, context=replace(sequence.context, tokens=tokens))
     if memory is not None:
-        return memory.before(sequence, config, rows._replace(position_ids=position_ids))
+        return memory.before(sequence, position_ids)
     if position_ids is not None and (rows.length > 1 or inputs.absolute):
-        return _with_position_ids(sequence, inputs, rows.batch, position_ids)
+        return _with_position_ids(sequence, inputs, position_ids)
     if inputs.absolute and config.is_decoder and isinstance(rows.attention_mask, torch.Tensor):
-        return _with_positions_of_mask(sequence, rows)
+        return _with_positions_of_mask(sequence)
     return sequence
 
 
@@ -298,12 +263,12 @@ def _grid_and_ids(inputs: PositionInputs, rows: Rows) -> tuple[torch.Tensor | No
 
 
 def _with_position_ids(
-    sequence: SequenceMetadata, inputs: PositionInputs, batch: int, position_ids: torch.Tensor
+    sequence: SequenceMetadata, inputs: PositionInputs, position_ids: torch.Tensor
 ) -> SequenceMetadata:
     """Add documents, and positions if the ids have gaps."""
     steps, follows = position_steps(position_ids)
-    numbers = document_numbers(steps, follows).expand(batch, -1)
-    ids = position_ids.expand(batch, -1)
+    ids = position_ids.expand(sequence.rows.batch, -1)
+    numbers = document_numbers(steps, follows).expand_as(ids)
     documents: torch.Tensor | None = numbers
     positions = None
     # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
@@ -318,8 +283,10 @@ def _with_position_ids(
             positions = Positions(ids, largest_distance(position_ids))
         if not bool((follows & (steps <= 0)).any()):
             documents = None
-    index = sequence.index_in_document if documents is None else ids
-    return SequenceMetadata(replace(sequence.context, positions=positions), documents, index)
+    visibility = sequence.visibility
+    if documents is not None:
+        visibility = replace(visibility, documents=documents, index_in_document=ids)
+    return replace(sequence, context=replace(sequence.context, positions=positions), visibility=visibility)
 
 
 def without_gaps(documents: torch.Tensor, steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
@@ -331,16 +298,16 @@ def without_gaps(documents: torch.Tensor, steps: torch.Tensor, follows: torch.Te
     return documents
 
 
-def _with_positions_of_mask(sequence: SequenceMetadata, rows: Rows) -> SequenceMetadata:
+def _with_positions_of_mask(sequence: SequenceMetadata) -> SequenceMetadata:
     """Add positions of rows padded on the left, which begin where their mask does.
 
     In a prepared mask, a row begins at the first key to which a query attends. (A single query with a window does not
     attend to the beginning: the mask of a static cache then counts from the window.)
     """
-    seen = is_visible(rows.attention_mask)
+    seen = is_visible(sequence.rows.attention_mask)
     seen = seen if seen.dim() == 2 else seen[:, 0].any(-2)
     keys = sequence.context.key_length
-    positions = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :keys].expand(rows.batch, -1)
+    positions = (seen.long().cumsum(-1) - 1).clamp(min=0)[:, :keys].expand(sequence.rows.batch, -1)
     positions = nn.functional.pad(positions, (0, keys - positions.shape[1]))
     return replace(sequence, context=replace(sequence.context, positions=Positions(positions, keys - 1)))
 

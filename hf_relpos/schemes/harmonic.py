@@ -10,13 +10,10 @@ whereas this adds to their product.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import nn
-
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Terms
 from ..attention.fourier import FourierTable, geometric
-from .scheme import TABLE_LETTERS, WHICH_TABLES, Scheme, choice, integer
+from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables
 
 
 class Harmonic(Scheme, name="harmonic"):
@@ -46,12 +43,7 @@ class Harmonic(Scheme, name="harmonic"):
         super().__init__(config, options)
         period = self.settings["period"] or max(2 * config.max_position_embeddings, 4)
         self.frequencies = geometric(self.settings["waves"], period)
-        heads = self.num_heads if self.settings["per_head"] else 1
-        for letter in TABLE_LETTERS:
-            width = () if letter == "c" else (self.head_size,)
-            has_table = letter in self.settings["terms"]
-            table = nn.Parameter(torch.empty(heads, 2 * len(self.frequencies), *width)) if has_table else None
-            self.register_parameter(letter, table)
+        register_tables(self, 2 * len(self.frequencies))
 
     @classmethod
     def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:

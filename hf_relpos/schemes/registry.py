@@ -144,7 +144,7 @@ class SharedParts(nn.Module):
         return tuple(part(context) if isinstance(part, SharedScheme) else None for part in self.parts)
 
 
-def build_scheme(config: Any, layer: int = 0) -> nn.Module:
+def build_scheme(config: Any, layer: int = 0) -> "Scheme | Combination":
     """Build the module `attention.self.distance_embedding` of one layer."""
     parts = scheme_parts(config)
     schemes = [scheme(config, scheme.settings_of_layer(settings, layer)) for scheme, settings in parts]

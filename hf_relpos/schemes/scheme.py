@@ -89,6 +89,15 @@ WHICH_TABLES = Option(
 )
 
 
+def register_tables(scheme: "Scheme", rows: int) -> None:
+    """Register the tables that the options `terms` and `per_head` name, (H or 1, rows, d) or, of c, (H or 1, rows)."""
+    heads = scheme.num_heads if scheme.settings["per_head"] else 1
+    for letter in TABLE_LETTERS:
+        width = () if letter == "c" else (scheme.head_size,)
+        has_table = letter in scheme.settings["terms"]
+        scheme.register_parameter(letter, nn.Parameter(torch.empty(heads, rows, *width)) if has_table else None)
+
+
 def dtype_of(module: nn.Module) -> torch.dtype:
     """Return the dtype of the parameters; float32 if there are none, as in PyTorch's dynamically quantised layers."""
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Table, Terms, toeplitz_table
 from ..attention.tracing import is_traced
-from .scheme import TABLE_LETTERS, WHICH_TABLES, Scheme, choice, integer
+from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables
 
 
 def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
@@ -63,12 +62,7 @@ class Tables(Scheme, name="tables"):
             self.knots = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
         else:
             self.knots = list(range(-self.max_distance, self.max_distance + 1))
-        heads = self.num_heads if self.settings["per_head"] else 1
-        for letter in TABLE_LETTERS:
-            width = () if letter == "c" else (self.head_size,)
-            has_table = letter in self.settings["terms"]
-            table = nn.Parameter(torch.empty(heads, len(self.knots), *width)) if has_table else None
-            self.register_parameter(letter, table)
+        register_tables(self, len(self.knots))
 
     def expand(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Compute rows at offsets from rows at knots, by linear interpolation; exact at the knots.

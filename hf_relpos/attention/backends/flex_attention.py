@@ -71,7 +71,7 @@ def _reasons_by_default(call: AttentionCall) -> list[str]:
     if call.device.type != "cuda":
         return ["by default it is for CUDA alone"]
     reasons = []
-    if call.is_traced:
+    if is_traced():
         reasons.append("the call is being traced")
     elif call.query.shape[-1] < SMALLEST_HEAD:
         reasons.append(f"its kernel needs heads of {SMALLEST_HEAD} or more")
@@ -237,4 +237,4 @@ def _block_mask(call: AttentionCall, allow: MaskMod | None) -> BlockMask | None:
 
 
 def _window_mod(mask: SlidingWindowMask) -> MaskMod:
-    return lambda b, h, i, j: mask.sees(b, i + mask.start, j)
+    return lambda b, h, i, j: mask.sees(b, i + mask.start, j, mask.window)

@@ -18,7 +18,7 @@ from ..call import AttentionCall, Backend
 from ..context import AttentionContext
 from ..formula import ALL_TABLES, Table, Terms
 from ..sliding_window import SlidingWindowMask
-from ..tracing import first_order_only, is_transformed
+from ..tracing import first_order_only, is_traced, is_transformed
 
 
 QUERIES = 128  # queries of a block
@@ -39,14 +39,9 @@ class Part(NamedTuple):
 def is_for_blocks(call: AttentionCall) -> bool:
     """Whether a call has the mask of a window, and is long enough for blocks to take less work."""
     mask = call.mask
-    if not isinstance(mask, SlidingWindowMask) or call.output_weights or call.is_traced or is_transformed():
+    if not isinstance(mask, SlidingWindowMask) or call.output_weights or is_traced() or is_transformed():
         return False
-    return mask.key_length > most_keys_whole(mask.window)
-
-
-def most_keys_whole(window: int) -> int:
-    """Return the largest number of keys for which a call is computed whole."""
-    return FEWEST * (QUERIES + 2 * window)
+    return mask.key_length > FEWEST * (QUERIES + 2 * mask.window)
 
 
 def run_by_blocks(call: AttentionCall, run: Run) -> torch.Tensor:

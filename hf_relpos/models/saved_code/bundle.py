@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from ...attention.formula import Terms
 from ...schemes import registry
 from ...schemes.scheme import Scheme
 from ...version import __version__
-from .. import modeling_relpos_bert as modeling
+from .. import layers, modeling_relpos_bert as modeling
 from ..capabilities import probe_call
 from ..configuration_relpos_bert import RelPosBertConfig
 from ..recurrence import SegmentMemory, carries_memory, check_memory, next_memory
-from ..sequence import Rows
+from ..sequence import Rows, SequenceMetadata
 from . import stand_ins
 from .remote_code import CONFIGURATION, MODELING, NoCodeError, made_without
 
@@ -84,12 +85,12 @@ FEATURES = (
     Feature(
         "conv_kernel_size",
         lambda config: bool(config.conv_kernel_size),
-        (modeling.FirstLayerConvolution, modeling.tokens_to_convolve),
+        (layers.FirstLayerConvolution, layers.tokens_to_convolve),
     ),
     Feature(
-        "extra_attention_norms", lambda config: config.extra_attention_norms, (modeling.RelPosBertTwiceNormedOutput,)
+        "extra_attention_norms", lambda config: config.extra_attention_norms, (layers.RelPosBertTwiceNormedOutput,)
     ),
-    Feature("feed_forward_type", lambda config: config.is_gated, (modeling.RelPosBertGatedIntermediate,)),
+    Feature("feed_forward_type", lambda config: config.is_gated, (layers.RelPosBertGatedIntermediate,)),
     Feature(
         "position_embedding_type",
         lambda config: not isinstance(config.position_embedding_type, str),
@@ -102,12 +103,12 @@ FEATURES = (
 # Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
 PACKAGE_ONLY = (
     AttentionCall.scores,
-    Rows.of_group,
+    *(Rows.of_group, SequenceMetadata.of_group),
     *(RelPosBertConfig.from_bert, RelPosBertConfig.from_dict, RelPosBertConfig.from_json_file),
     *(RelPosBertConfig.get_config_dict, RelPosBertConfig.has_absolute_table),
     *(modeling.RelPosBertModel._inputs_of_groups, modeling.RelPosBertModel._terms_of_all_layers),
     *(modeling.RelPosBertPreTrainedModel._supports_sdpa, modeling.RelPosBertPreTrainedModel.from_pretrained),
-    modeling.RelPosBertSelfAttention._attend_unpadded,
+    layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
     *(Scheme.is_symmetric_with, Scheme.memory_unsupported_reason, Scheme.options_for_length, Scheme.rotates),
 )
@@ -351,12 +352,12 @@ def _file(
     changed: Mapping[str, str],
 ) -> str:
     """One of the two files, which may import definitions from the other, and has the `__all__` of a module."""
+    modules = [_module(name) for name in _in_order({definition.module for definition in definitions})]
+    in_order = {module.name: [each for each in module.definitions if each in definitions] for module in modules}
     names: dict[str, Any] = {}
-    for module in _in_order({definition.module for definition in definitions}):
-        for definition in _module(module).definitions:
-            if definition in definitions:
-                for name in definition.names:
-                    _claim(names, name, definition)
+    for definition in chain.from_iterable(in_order.values()):
+        for name in definition.names:
+            _claim(names, name, definition)
     for definition in definitions:
         for name, meaning in _reads(definition, changed).items():
             if meaning not in definitions:
@@ -367,11 +368,11 @@ def _file(
     if from_other:
         parts.append(_from("." + CONFIGURATION.removesuffix(".py"), from_other))
     text = "\n\n".join(parts) + "\n"
-    for module in _in_order({definition.module for definition in definitions}):
-        kept = [each for each in _module(module).definitions if each in definitions]
-        kept = [each for each in kept if not each.names or names[each.names[0]] is each]  # the first of equal ones
+    for module in modules:
+        # the first of equal ones
+        kept = [each for each in in_order[module.name] if not each.names or names[each.names[0]] is each]
         only_stubs = all(set(each.names) & changed.keys() for each in kept)
-        text += "\n\n" + _heading(_module(module), with_docstring=not only_stubs) + "\n"
+        text += "\n\n" + _heading(module, with_docstring=not only_stubs) + "\n"
         before: Definition | None = None
         for definition in kept:
             source = changed.get(definition.names[0], definition.source) if definition.names else definition.source

@@ -16,6 +16,7 @@ from .remote_code import made_without
 
 
 Backend = Any
+UnpaddedBatch = Any
 INSTALLED: Any = SimpleNamespace(bundle=None, capabilities=None, checks=None, families=lambda: None)
 WITH_MEMORY: dict[Any, Any] = {}
 

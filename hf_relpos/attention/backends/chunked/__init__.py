@@ -17,7 +17,7 @@ from ...cpu_gemm import bmm_library, fast_bmm, multiplies_bfloat16
 from ...formula import content_vectors
 from ...sliding_window import SlidingWindowMask
 from ...toeplitz import ToeplitzTerms, toeplitz_unsupported
-from ...tracing import first_order_only
+from ...tracing import first_order_only, is_traced
 from .chunks import ChunkedCall, QueryChunk, groups, schedule
 from .products import Gradients, HeadGroup, Inputs
 from .relative_shift import padded
@@ -40,7 +40,7 @@ class Chunked:
 
     def unsupported(self, call: AttentionCall) -> list[str]:
         """Refuse other devices, terms without a Toeplitz form, graphs, and calls that are faster elsewhere."""
-        if call.is_traced:  # before sizes are read, since the graph would then depend on them
+        if is_traced():  # before sizes are read, since the graph would then depend on them
             return ["the call is being traced, and chunks depend on the data at hand"]
         if call.device.type != "cpu":
             return ["chunks are for the CPU"]

@@ -7,6 +7,7 @@ table by offset (`relative_shift.py`).
 
 import functools
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ...cpu_gemm import has_onednn_bmm
-from ...sliding_window import Block, SlidingWindowMask
+from ...sliding_window import Block, SlidingWindowMask, merged
 from ...toeplitz import ToeplitzTerms
 
 
@@ -38,9 +39,7 @@ _local = threading.local()
 def workspace(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a buffer of this thread. It contains whatever was last written to it."""
     buffers = _local.__dict__.setdefault("buffers", {})
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     flat = buffers.get((name, dtype))
     if flat is None or flat.numel() < count:
         buffers.pop((name, dtype), None)
@@ -173,16 +172,10 @@ class QueryChunk:
         return self.begins[-1]
 
 
-def runs_of(seen: torch.Tensor, gap: int) -> list[tuple[int, int]]:
+def runs_of(seen: torch.Tensor, gap: int) -> tuple[tuple[int, int], ...]:
     """Return first index and length of every run of True in a vector. Runs less than `gap` apart are merged."""
     edges = torch.nn.functional.pad(seen.to(torch.int8), (1, 1)).diff().nonzero().flatten().tolist()
-    runs: list[list[int]] = []
-    for begin, end in zip(edges[::2], edges[1::2], strict=True):
-        if runs and begin - runs[-1][1] < gap:
-            runs[-1][1] = end
-        else:
-            runs.append([begin, end])
-    return [(begin, end - begin) for begin, end in runs]
+    return merged(zip(edges[::2], edges[1::2], strict=True), gap)
 
 
 def schedule(call: ChunkedCall, rows: slice, heads: slice, length: int, keys: int) -> list[QueryChunk]:

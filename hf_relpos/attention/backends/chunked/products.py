@@ -8,6 +8,7 @@ The backward computes the chunk's probabilities again, unless they were kept. It
 through the same views.
 """
 
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,8 +21,11 @@ from .chunks import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 from .relative_shift import Diagonals, add_product, diagonal_sums
 
 
+TERMS = ("A", "B", "c", "V", "dense")
+
+
 class Inputs(NamedTuple):
-    """The tensors of a call: content q̂ + u, query q̂ (the same object if there is no u), key, value, and terms."""
+    """The tensors of a call: content q̂ + u, query q̂ (the same object if there is no u), key, value, and `TERMS`."""
 
     content: torch.Tensor
     query: torch.Tensor
@@ -38,14 +42,20 @@ class Range(NamedTuple):
     """A range of keys in a buffer of a chunk.
 
     Attributes:
+        number: of the range in the chunk.
+        first: the row of the tables for the last query, i' = 0, and the first key.
+        keys: the keys of the pairs.
         pairs: the columns of the pairs, (g, m, n).
+        padded_keys: the keys of all columns.
         columns: all columns of the range with its padding, (g, m, c).
-        keys: the keys of all these columns.
     """
 
-    pairs: torch.Tensor
-    columns: torch.Tensor
+    number: int
+    first: int
     keys: slice
+    pairs: torch.Tensor
+    padded_keys: slice
+    columns: torch.Tensor
 
 
 class HeadGroup:
@@ -62,28 +72,33 @@ class HeadGroup:
         self.query = None if inputs.query is inputs.content else self.by_position(inputs.query)
         self.grid = self.content.shape[2], self.content.shape[0]  # (h, r)
         self.count = self.grid[0] * self.grid[1]
-        self.keys = inputs.key.shape[2]
+        self.inputs, self.keys = inputs, inputs.key.shape[2]
         self.key, self.value = (self.padded(self.by_head(x)) for x in (inputs.key, inputs.value))
         terms = call.terms
         self.A, self.V = self.diagonals(inputs.A, terms.query_table), self.diagonals(inputs.V, terms.value_table)
-        self.c, self.allow = self.of_heads(inputs.c), self.of_heads(call.terms.allow)
+        self.B = self.diagonals(inputs.B, None)
+        self.c = None if inputs.c is None else self.of_heads(inputs.c)
         self.near = self.c  # with the lowest number where keys are too far to weigh anything
-        if call.far is not None:
+        if self.c is not None and call.far is not None:
             self.near = self.c.masked_fill(self.of_heads(call.far), torch.finfo(self.c.dtype).min)
+        self.allow = None if terms.allow is None else self.of_heads(terms.allow)
         self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
         self.mask = None if call.tensor_mask is None else self.by_head(call.tensor_mask)
-        self.B = self.diagonals(inputs.B, None)
-        self.key_by_position = None if self.B is None else self.by_position(inputs.key).contiguous()
 
-    def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
+    @cached_property
+    def key_by_position(self) -> torch.Tensor:
+        """The keys by position, contiguous, for the products with B."""
+        return self.by_position(self.inputs.key).contiguous()
+
+    def of_heads(self, table: torch.Tensor) -> torch.Tensor:
         """Return the part of a table, (H or 1, …), that belongs to these heads."""
-        return table if table is None or table.shape[0] == 1 else table[self.heads]
+        return table if table.shape[0] == 1 else table[self.heads]
 
     def diagonals(self, table: torch.Tensor | None, of: OffsetTable | None) -> Diagonals | None:
         """Return `Diagonals` for the part of a table, (H or 1, P + ALIGNED − 1, d), that belongs to these heads."""
-        return (
-            None if table is None else Diagonals(self.of_heads(table), (1, 1) if of is None else of.clamped, self.grid)
-        )
+        if table is None:
+            return None
+        return Diagonals(self.of_heads(table), (1, 1) if of is None else of.clamped, self.grid)
 
     def by_head(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the part of a tensor (B or 1, H or 1, …) for these heads and rows, (h or 1, r or 1, …)."""
@@ -112,11 +127,6 @@ class HeadGroup:
         keys = keys.reshape(self.count, keys.shape[2], -1)
         return keys.contiguous() if has_onednn_bmm(keys.dtype) else keys
 
-    def first_row(self, chunk: QueryChunk, index: int) -> int:
-        """Return the row of the tables for the last query, i' = 0, and the first key of a range."""
-        last = self.call.start + chunk.first + chunk.rows - 1
-        return chunk.key_ranges[index][0] - last - self.call.terms.low
-
     def rows_of(self, tensor: torch.Tensor, chunk: QueryChunk) -> torch.Tensor:
         """Return the chunk's rows, last first, of a tensor (h or 1, r or 1, L, …)."""
         return tensor[:, :, chunk.first : chunk.first + chunk.rows].flip(2)
@@ -129,47 +139,49 @@ class HeadGroup:
         """Return a buffer for all columns of a chunk, (g, m, N)."""
         return workspace(name, (self.count, chunk.rows, chunk.width), self.key.dtype)
 
-    @staticmethod
-    def range_of(buffer: torch.Tensor, chunk: QueryChunk, index: int) -> Range:
-        """Return a range of keys in a buffer, (g, m, N)."""
-        (begin, count), at, end = chunk.key_ranges[index], chunk.begins[index], chunk.begins[index + 1]
-        return Range(buffer[:, :, at : at + count], buffer[:, :, at:end], slice(begin, begin + end - at))
+    def ranges(self, buffer: torch.Tensor, chunk: QueryChunk) -> list[Range]:
+        """Return the ranges of keys in a buffer, (g, m, N)."""
+        last, found = self.call.start + chunk.first + chunk.rows - 1, []
+        for index, (begin, count) in enumerate(chunk.key_ranges):
+            at, end = chunk.begins[index], chunk.begins[index + 1]
+            first, keys = begin - last - self.call.terms.low, slice(begin, begin + count)
+            pairs, columns = buffer[:, :, at : at + count], buffer[:, :, at:end]
+            found.append(Range(index, first, keys, pairs, slice(begin, begin + end - at), columns))
+        return found
 
     # Masks: pairs that are hidden, and the value that their scores get -----------------------------------------------
 
-    def hide_masked(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+    def hide_masked(self, part: Range, chunk: QueryChunk, value: float) -> None:
         """Set the scores of pairs that the mask hides to a value."""
-        if not chunk.is_masked:
-            return
         if chunk.hidden is not None:
             by_head = part.columns.unflatten(0, self.grid)
-            for columns, hidden in chunk.hidden[index]:
+            for columns, hidden in chunk.hidden[part.number]:
                 by_head[..., columns].masked_fill_(hidden.transpose(0, 1), value)
-            return
-        by_head = part.pairs.unflatten(0, self.grid)
-        begin, count = chunk.key_ranges[index]
-        mask = self.mask[..., begin : begin + count]
-        constant = mask.shape[2] == 1 or mask.stride(2) == 0
-        by_head.masked_fill_(~(mask[:, :, :1] if constant else self.rows_of(mask, chunk)), value)
+        elif chunk.is_masked and self.mask is not None:
+            mask = self.mask[..., part.keys]
+            constant = mask.shape[2] == 1 or mask.stride(2) == 0
+            visible = mask[:, :, :1] if constant else self.rows_of(mask, chunk)
+            part.pairs.unflatten(0, self.grid).masked_fill_(~visible, value)
 
-    def by_pair(self, scalars: torch.Tensor, chunk: QueryChunk, index: int) -> torch.Tensor:
+    @staticmethod
+    def by_pair(scalars: torch.Tensor, part: Range) -> torch.Tensor:
         """View scalars by offset, (h or 1, P), as scalars by pair, (h or 1, 1, m, n), with overlapping rows."""
-        scalars, first = scalars.contiguous(), self.first_row(chunk, index)
-        shape = (scalars.shape[0], 1, chunk.rows, chunk.key_ranges[index][1])
-        return scalars.as_strided(shape, (scalars.stride(0), 0, 1, 1), scalars.storage_offset() + first)
+        scalars = scalars.contiguous()
+        shape = (scalars.shape[0], 1, *part.pairs.shape[1:])
+        return scalars.as_strided(shape, (scalars.stride(0), 0, 1, 1), scalars.storage_offset() + part.first)
 
-    def hide(self, part: Range, chunk: QueryChunk, index: int, value: float) -> None:
+    def hide(self, part: Range, chunk: QueryChunk, value: float) -> None:
         """Set the scores of pairs that the mask, causality or the scheme hide to a value."""
-        self.hide_masked(part, chunk, index, value)
-        begin, count = chunk.key_ranges[index]
-        own = self.call.start + chunk.first - begin  # the column of the key at the first query's position
+        self.hide_masked(part, chunk, value)
+        count = part.pairs.shape[2]
+        own = self.call.start + chunk.first - part.keys.start  # the column of the key at the first query's position
         if self.call.causal and own + 1 < count:
             from_column = max(own, 0)
             column = torch.arange(from_column - own, count - own, device=part.pairs.device)
             pairs = column > torch.arange(chunk.rows - 1, -1, -1, device=part.pairs.device)[:, None]
             part.pairs[:, :, from_column:].masked_fill_(pairs, value)
         if self.allow is not None:
-            part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, chunk, index), value)
+            part.pairs.unflatten(0, self.grid).masked_fill_(~self.by_pair(self.allow, part), value)
 
     # A chunk ---------------------------------------------------------------------------------------------------------
 
@@ -182,30 +194,27 @@ class HeadGroup:
             content: q̂ + u, the chunk's queries as matrices, (g, m, d).
             query: q̂, the chunk's queries by position, (r, m, h, d).
         """
-        for index in range(len(chunk.key_ranges)):
-            part = self.range_of(buffer, chunk, index)
-            scores, keys = part.pairs, part.keys
-            by_head = scores.unflatten(0, self.grid)
+        bias = self.near if chunk.skips_far else self.c
+        beta = float(self.A is not None or bias is not None)
+        for part in self.ranges(buffer, chunk):
+            by_head = part.pairs.unflatten(0, self.grid)
             if self.A is not None:
-                self.A.add_to(scores, query, self.first_row(chunk, index), fresh=True)
-            if self.c is not None:
-                by_pair = self.by_pair(self.near if chunk.skips_far else self.c, chunk, index)
+                self.A.add_to(part.pairs, query, part.first, fresh=True)
+            if bias is not None:
+                by_pair = self.by_pair(bias, part)
                 by_head.copy_(by_pair) if self.A is None else by_head.add_(by_pair)
-            beta = float(self.A is not None or self.c is not None)
-            part.columns.baddbmm_(content, self.key[:, keys].transpose(1, 2), beta=beta, alpha=self.call.terms.scale)
+            keys = self.key[:, part.padded_keys].transpose(1, 2)
+            part.columns.baddbmm_(content, keys, beta=beta, alpha=self.call.terms.scale)
             if self.B is not None:
-                begin, count = chunk.key_ranges[index]
-                by_position = self.key_by_position[:, begin : begin + count]
-                self.B.add_to(scores.transpose(1, 2), by_position, self.first_row(chunk, index))
+                self.B.add_to(part.pairs.transpose(1, 2), self.key_by_position[:, part.keys], part.first)
             if self.dense is not None:
-                by_head += self.rows_of(self.dense, chunk)[..., keys.start : keys.start + scores.shape[2]]
-            self.hide(part, chunk, index, torch.finfo(buffer.dtype).min)
-            if part.columns.shape[2] > scores.shape[2]:
-                part.columns[:, :, scores.shape[2] :] = -torch.inf
+                by_head += self.rows_of(self.dense, chunk)[..., part.keys]
+            self.hide(part, chunk, torch.finfo(buffer.dtype).min)
+            part.columns[:, :, part.pairs.shape[2] :] = -torch.inf
         torch.softmax(buffer, dim=-1, out=buffer)
         if self.allow is not None:  # a query that may attend to no key gets zeros
-            for index in range(len(chunk.key_ranges)):
-                self.hide(self.range_of(buffer, chunk, index), chunk, index, 0.0)
+            for part in self.ranges(buffer, chunk):
+                self.hide(part, chunk, 0.0)
         return buffer
 
     def dropout_factors(self, chunk: QueryChunk, generator: torch.Generator | None) -> list[torch.Tensor]:
@@ -243,15 +252,14 @@ class HeadGroup:
         self.probabilities(chunk, self.matrices(content), query, buffer)
         if kept is not None:
             kept.append(buffer if no_copy else buffer.clone())
-        for index, factors in enumerate(self.dropout_factors(chunk, generator)):
-            self.range_of(buffer, chunk, index).columns.mul_(factors)
-        out = None
-        for index in range(len(chunk.key_ranges)):
-            part = self.range_of(buffer, chunk, index)
-            found = self.by_row(torch.bmm(part.columns, self.value[:, part.keys])).transpose(1, 2)
-            out = found if out is None else out.add_(found)
+        factors = self.dropout_factors(chunk, generator)
+        out = self.by_row(self.value.new_zeros(self.count, chunk.rows, self.value.shape[2])).transpose(1, 2)
+        for part in self.ranges(buffer, chunk):
+            if factors:
+                part.columns.mul_(factors[part.number])
+            out += self.by_row(torch.bmm(part.columns, self.value[:, part.padded_keys])).transpose(1, 2)
             if self.V is not None:
-                out = out.add_(self.V.weighed(part.pairs, self.first_row(chunk, index)))
+                out += self.V.weighed(part.pairs, part.first)
         if generator is not None:
             out /= self.call.keep_probability
         return out.flip(1)
@@ -287,54 +295,52 @@ class HeadGroup:
             buffer = probabilities if generator is None else self.buffer("scores", chunk).copy_(probabilities)
         gradients = self.buffer("gradients", chunk)
         kept = self.dropout_factors(chunk, generator)
-        mean = 0.0  # Σ_j α_ij ∂α_ij
-        for index in range(len(chunk.key_ranges)):
-            part = self.range_of(gradients, chunk, index)
+        mean = content.new_zeros(self.count, chunk.rows, 1)  # Σ_j α_ij ∂α_ij
+        both = list(zip(self.ranges(gradients, chunk), self.ranges(buffer, chunk), strict=True))
+        for part, weights in both:
             columns, beta = part.columns, float(self.V is not None)
             if self.V is not None:
                 columns[:, :, part.pairs.shape[2] :] = 0.0
-                self.V.add_to(part.pairs, d_out_by_position, self.first_row(chunk, index), fresh=True)
-            columns.baddbmm_(d_out, self.value[:, part.keys].transpose(1, 2), beta=beta)
+                self.V.add_to(part.pairs, d_out_by_position, part.first, fresh=True)
+            columns.baddbmm_(d_out, self.value[:, part.padded_keys].transpose(1, 2), beta=beta)
             if kept:
-                columns.mul_(kept[index])
-            weights = self.range_of(buffer, chunk, index).columns
-            products = torch.mul(columns, weights, out=workspace("products", columns.shape, columns.dtype))
-            mean = mean + products.sum(-1, keepdim=True)
-        d_content, d_query = 0.0, 0.0
-        for index, (begin, count) in enumerate(chunk.key_ranges):
-            part, weights = self.range_of(gradients, chunk, index), self.range_of(buffer, chunk, index)
-            scores, keys, first = part.pairs, part.keys, self.first_row(chunk, index)
+                columns.mul_(kept[part.number])
+            products = torch.mul(columns, weights.columns, out=workspace("products", columns.shape, columns.dtype))
+            mean += products.sum(-1, keepdim=True)
+        d_content, d_query = torch.zeros_like(content), torch.zeros_like(query)
+        for part, weights in both:
+            scores, keys, first = part.pairs, part.padded_keys, part.first
             # the subtraction comes first: where a weight is near 1, the difference is near 0
             part.columns.sub_(mean).mul_(weights.columns)
             if kept:
-                weights.columns.mul_(kept[index])
-            if (
-                chunk.has_empty_rows and self.allow is None
-            ):  # empty rows have nonzero weights, but the gradients of their scores must be zero
-                self.hide_masked(part, chunk, index, 0.0)
+                weights.columns.mul_(kept[part.number])
+            if chunk.has_empty_rows and self.allow is None:
+                self.hide_masked(part, chunk, 0.0)  # their weights are not zero; the gradients of their scores must be
             add_product(total.value[:, keys], weights.columns.transpose(1, 2), d_out)
             add_product(total.key[:, keys], part.columns.transpose(1, 2), content, terms.scale)
-            d_content = d_content + torch.bmm(part.columns, self.key[:, keys])
+            d_content += torch.bmm(part.columns, self.key[:, keys])
             if self.B is not None:
-                by_position = self.key_by_position[:, begin : begin + count]
-                weighed = self.B.weighed(scores.transpose(1, 2), first, self.of_heads(total.B), by_position)
-                total.key[:, begin : begin + count] += self.matrices(weighed)
+                by_position, table = self.key_by_position[:, part.keys], self.of_heads(total.terms["B"])
+                weighed = self.B.weighed(scores.transpose(1, 2), first, table, by_position)
+                total.key[:, part.keys] += self.matrices(weighed)
             if self.V is not None:
-                self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.V))
+                self.V.table_gradient(weights.pairs, d_out_by_position, first, self.of_heads(total.terms["V"]))
             if self.A is not None:
-                d_query = d_query + self.A.weighed(scores, first, self.of_heads(total.A), query)
-            if self.c is not None:
-                by_offset = diagonal_sums(scores.unflatten(0, self.grid).sum(1), total.c.dtype)
-                into = self.of_heads(total.c)[:, first : first + by_offset.shape[1]]
+                d_query += self.A.weighed(scores, first, self.of_heads(total.terms["A"]), query)
+            if "c" in total.terms:
+                into = self.of_heads(total.terms["c"])
+                by_offset = diagonal_sums(scores.unflatten(0, self.grid).sum(1), into.dtype)
+                into = into[:, first : first + by_offset.shape[1]]
                 into += by_offset.sum(0, keepdim=True) if into.shape[0] == 1 else by_offset
-            if total.dense is not None:
-                into = self.by_head(total.dense)[:, :, chunk.first : chunk.first + chunk.rows, begin : begin + count]
+            if "dense" in total.terms:
+                into = self.by_head(total.terms["dense"])
+                into = into[:, :, chunk.first : chunk.first + chunk.rows, part.keys]
                 into += scores.flip(1).unflatten(0, self.grid).sum_to_size(into.shape)
         rows = (self.rows, self.heads, slice(chunk.first, chunk.first + chunk.rows))
         d_content = self.by_row(d_content * terms.scale).transpose(1, 2)
-        if self.query is None:
+        if total.query is None:
             d_content = d_content + d_query
-        elif self.A is not None:
+        else:
             total.query[rows] = d_query.flip(1).transpose(1, 2)
         total.content[rows] = d_content.flip(1).transpose(1, 2)
 
@@ -344,23 +350,20 @@ class Gradients:
 
     def __init__(self, inputs: Inputs, needs_dense: bool):
         self.content = torch.empty_like(inputs.content)
-        self.query = None if inputs.query is inputs.content else torch.zeros_like(inputs.query)
-        tables = (inputs.A, inputs.B, inputs.c, inputs.V)
-        self.A, self.B, self.c, self.V = (None if table is None else zeros_like_sum(table) for table in tables)
-        self.dense = zeros_like_sum(inputs.dense) if needs_dense else None
+        self.query = None if inputs.query is inputs.content else torch.empty_like(inputs.query)
+        self.terms: dict[str, torch.Tensor] = {}  # of the terms that the call has
+        for name in TERMS:
+            table = getattr(inputs, name)
+            if table is not None and (needs_dense or name != "dense"):
+                self.terms[name] = zeros_like_sum(table)
 
     def start_group(self, group: HeadGroup) -> None:
         """Make zeros for the gradients of another group's key and value."""
         self.key, self.value = zeros_like_sum(group.key), zeros_like_sum(group.value)
 
     def of_terms(self, inputs: Inputs) -> list[torch.Tensor | None]:
-        """Return the gradients of A, B, c, V and dense, in the dtypes of these."""
-        names = ("A", "B", "c", "V", "dense")
-        sums = (getattr(self, name) for name in names)
-        return [
-            None if total is None else total.to(getattr(inputs, name).dtype)
-            for name, total in zip(names, sums, strict=True)
-        ]
+        """Return the gradients of `TERMS`, in the dtypes of these."""
+        return [self.terms[name].to(getattr(inputs, name).dtype) if name in self.terms else None for name in TERMS]
 
 
 def zeros_like_sum(like: torch.Tensor) -> torch.Tensor:
