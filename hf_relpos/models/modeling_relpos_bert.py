@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
-from transformers.utils import ModelOutput, logging
+from transformers.utils import logging
 
 from ..attention.call import SharedTerms
 from ..attention.context import AttentionContext, LayerInputs
@@ -264,7 +264,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         memory_sink: list[SegmentMemory] | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> ModelOutput:
+    ) -> BaseModelOutputWithPoolingAndCrossAttentions:  # whose fields sentence-transformers reads
         """As BertModel's, with these differences.
 
         Args:
@@ -352,7 +352,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         new_memory = next_memory(memory, tuple(layer_inputs), rows, self.config.memory_length)
         if memory_sink is not None:
             memory_sink.append(new_memory)
-        return WITH_MEMORY[type(outputs)](**outputs, memory=new_memory)
+        with_memory: Any = WITH_MEMORY[type(outputs)]  # a subclass of it, made at import
+        return with_memory(**outputs, memory=new_memory)
 
     def _check_call(self, rows: Rows, are_ids: bool, has_cache: bool, is_causal: bool | None) -> None:
         """Check the arguments of `forward`, in the installed package also by `checks.check_inputs`."""
