@@ -184,14 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not texts:
         parser.error(f"--data {args.data}: there are no meetings in its data/ALL/train and val; give a clone of QMSum")
     bodies = source.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-    content = {
-        "source": Path(args.source).name,
-        "documents": len(texts),
-        "queries": len(queries),
-        "tokens": sum(map(len, bodies)) // len(bodies),
-        "rows": {},
-        "environment": environment(),
-    }
+    content: dict[str, Any] = {"source": Path(args.source).name, "documents": len(texts), "queries": len(queries)}
+    content |= {"tokens": sum(map(len, bodies)) // len(bodies), "rows": {}, "environment": environment()}
     windows = itertools.chain.from_iterable(by_windows(source, bodies, queries, size) for size in args.windows)
     values: dict[str, torch.Tensor] = {}
     for name, scores, count, seconds in itertools.chain(windows, by_conversion(converted, bodies, queries)):
