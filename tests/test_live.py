@@ -3,6 +3,7 @@
 import random
 from functools import partial
 
+import encoders
 import pytest
 import torch
 from stock import older_than
@@ -31,38 +32,11 @@ from hf_relpos.live.t5 import ALWAYS_THREE
 
 
 attention_alone = partial(optimize, precision=None, unpad=False)
-SIZES = dict(
-    vocab_size=50,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=24,
-    max_position_embeddings=64,
-    type_vocab_size=2,
-    initializer_range=0.3,  # as large as in a trained model, or all attention is flat
-)
-RELATIVE = dict(relative_attention=True, pos_att_type=["c2p", "p2c"])
-V3 = dict(
-    **SIZES,
-    **RELATIVE,
-    position_buckets=8,
-    share_att_key=True,
-    norm_rel_ebd="layer_norm",
-    position_biased_input=False,
-    max_relative_positions=-1,
-)
-T5_SIZES = dict(
-    vocab_size=50,
-    d_model=32,
-    d_kv=8,
-    d_ff=24,
-    num_layers=2,
-    num_heads=4,
-    relative_attention_num_buckets=8,
-    relative_attention_max_distance=12,
-    initializer_factor=3.0,
-    dropout_rate=0.0,
-)
+SIZES = encoders.SIZES | {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4}
+RELATIVE = encoders.DISENTANGLED
+V3 = SIZES | RELATIVE | encoders.BUCKETS | {"norm_rel_ebd": "layer_norm", "position_biased_input": False}
+V3 |= {"max_relative_positions": -1}
+T5_SIZES = encoders.T5 | {"vocab_size": 50, "d_model": 32, "num_heads": 4, "dropout_rate": 0.0}
 XLNET_SIZES = dict(
     vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=24, initializer_range=0.3, ff_activation="gelu"
 )
@@ -288,18 +262,6 @@ def test_what_is_left_is_named_with_its_reason():
     assert "(BertModel): padding is left to Transformers" in str(bert)
     with pytest.raises(TypeError, match="takes a torch"):
         attention_alone("microsoft/deberta-v3-base")
-
-
-def test_xlnet_with_memory_and_without_token_types(backend):
-    model = build("XLNet")
-    inputs = batch("left", token_types=False)
-
-    def outputs():
-        first = model(**inputs, use_mems=True)
-        again = model(input_ids=inputs["input_ids"][:, :9], mems=first.mems, use_mems=True)
-        return [first[0], again[0], *again.mems]
-
-    assert_same_after(attention_alone, model, outputs, 1e-10)
 
 
 def test_xlnet_predictions_under_a_permutation_go_to_stock():

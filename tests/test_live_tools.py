@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from test_live import RELATIVE, SIZES as LIVE_SIZES, V3
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import (
     DebertaConfig,
@@ -21,17 +22,8 @@ from hf_relpos import optimize
 
 
 pytestmark = pytest.mark.parametrize("accelerate", [partial(optimize, precision=None, unpad=False), optimize])
-SIZES = dict(
-    vocab_size=len(VOCABULARY),
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=24,
-    max_position_embeddings=64,
-    initializer_range=0.3,
-)
-RELATIVE = dict(relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False)
-V3 = dict(**SIZES, **RELATIVE, position_buckets=8, share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0)
+SIZES = LIVE_SIZES | {"vocab_size": len(VOCABULARY)}
+V3_FIELDS = V3 | SIZES
 LABELS = {"contradiction": 0, "neutral": 1, "entailment": 2}
 NAMES = {number: name for name, number in LABELS.items()}
 TOLERANCE = 1e-5
@@ -50,7 +42,7 @@ def agree(one, other):
 
 
 def test_cross_encoder_ranks_alike(accelerate, tmp_path):
-    folder = saved(DebertaV2ForSequenceClassification, DebertaV2Config(**V3, num_labels=1), tmp_path)
+    folder = saved(DebertaV2ForSequenceClassification, DebertaV2Config(**V3_FIELDS, num_labels=1), tmp_path)
     reranker = CrossEncoder(folder, device="cpu")
     pairs = [(TEXTS[0], text) for text in TEXTS]
     before = reranker.predict(pairs, batch_size=3)
@@ -71,7 +63,7 @@ def test_sentence_transformer_encodes_alike(accelerate, tmp_path):
 @pytest.mark.parametrize(
     "head, config",
     [
-        (DebertaV2ForSequenceClassification, DebertaV2Config(**V3, label2id=LABELS, id2label=NAMES)),
+        (DebertaV2ForSequenceClassification, DebertaV2Config(**V3_FIELDS, label2id=LABELS, id2label=NAMES)),
         (DebertaForSequenceClassification, DebertaConfig(**SIZES, **RELATIVE, label2id=LABELS, id2label=NAMES)),
     ],
 )
@@ -87,7 +79,7 @@ def test_zero_shot_pipeline_answers_alike(accelerate, head, config, tmp_path):
 
 def test_quantised_projections_are_used_as_they_are(accelerate):
     torch.manual_seed(0)
-    model = DebertaV2ForSequenceClassification(DebertaV2Config(**V3 | {"share_att_key": False})).eval()
+    model = DebertaV2ForSequenceClassification(DebertaV2Config(**V3_FIELDS | {"share_att_key": False})).eval()
     ids = torch.randint(5, len(VOCABULARY), (3, 11))
     inputs = {"input_ids": ids, "attention_mask": (torch.arange(11) < torch.tensor([[11], [4], [8]])).long()}
     quantize_(model.deberta.encoder.layer, Int8WeightOnlyConfig())

@@ -101,9 +101,8 @@ def test_low_precision_of_any_strides(kind, data):
 def test_rounded_weights_are_kept_in_inference_alone():
     layer, rows = layer_and_rows()
     layer.__class__ = Bfloat16Linear
-    assert (
-        layer(rows).dtype == torch.float32 and ATTRIBUTE in vars(layer) and ATTRIBUTE not in vars(copy.deepcopy(layer))
-    )
+    assert layer(rows).dtype == torch.float32
+    assert ATTRIBUTE in vars(layer) and ATTRIBUTE not in vars(copy.deepcopy(layer))
     _, tangent = torch.func.jvp(
         lambda weight: functional_call(layer, {"weight": weight}, rows), *[(layer.weight,)] * 2
     )
@@ -171,6 +170,11 @@ def test_refused():
         hf_relpos.optimize(nn.Linear(3, 3), precision="int8")
 
 
+def state_of(model):
+    """What `optimize` changes of a model, by module."""
+    return [(type(each), each.training, {*vars(each)}, [*each._forward_pre_hooks]) for each in model.modules()]
+
+
 @pytest.mark.parametrize("call", range(4))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_optimize_interrupted_leaves_the_model(precision, call, monkeypatch):
@@ -183,27 +187,21 @@ def test_optimize_interrupted_leaves_the_model(precision, call, monkeypatch):
             raise KeyboardInterrupt
         return embedding(*args, **kwargs)
 
-    def state():
-        return [
-            (type(module), module.training, [*vars(module)], [*module._forward_pre_hooks])
-            for module in model.modules()
-        ]
-
     monkeypatch.setattr(nn.functional, "embedding", interrupt)
-    before = state()
+    before = state_of(model)
     with pytest.raises(KeyboardInterrupt):
         hf_relpos.optimize(model, precision, sample={"input_ids": torch.arange(5, 25)[None]})
-    assert state() == before
+    assert state_of(model) == before
 
 
 def test_optimize_interrupted_while_it_changes_modules(monkeypatch):
     model = DebertaV2Model(DebertaV2Config(**SIZES, **DISENTANGLED))
-    before = [(type(module), {*vars(module)}, [*module._forward_pre_hooks]) for module in model.modules()]
+    before = state_of(model)
     for name in ("_linear_layers", "take_padding_out", "rates_of"):
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
             patch.setattr(sys.modules["hf_relpos.live.optimize"], name, lambda *given: 1 / 0)
             hf_relpos.optimize(model)
-        assert [(type(module), {*vars(module)}, [*module._forward_pre_hooks]) for module in model.modules()] == before
+        assert state_of(model) == before
 
 
 def test_optimize_leaves_calls_and_training_of_other_threads_alone():
@@ -260,19 +258,16 @@ class Around(nn.Module):
         vars(self).update(attributes)
 
 
-@pytest.mark.parametrize("place", ["processor", "processor's tokenizer", "data processor", "tokenize"])
-def test_sample_of_texts_finds_the_tokenizer(place):
+def test_sample_of_texts_finds_the_tokenizer():
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-    attributes = {
-        "processor": {"processor": tokenizer},
-        "processor's tokenizer": {"processor": SimpleNamespace(tokenizer=tokenizer)},
-        "data processor": {"data_processor": SimpleNamespace(transformer_tokenizer=tokenizer)},
-        "tokenize": {
-            "tokenize": lambda texts: {**tokenizer(texts, return_tensors="pt", padding=True), "modality": "text"}
-        },
-    }
-    with hf_relpos.optimize(Around(**attributes[place]), sample=["the ship lay", "at anchor"]) as handle:
-        assert "on 2 rows of the given texts" in str(handle)
+    for attributes in (
+        {"processor": tokenizer},
+        {"processor": SimpleNamespace(tokenizer=tokenizer)},
+        {"data_processor": SimpleNamespace(transformer_tokenizer=tokenizer)},
+        {"tokenize": lambda texts: {**tokenizer(texts, return_tensors="pt", padding=True), "modality": "text"}},
+    ):
+        with hf_relpos.optimize(Around(**attributes), sample=["the ship lay", "at anchor"]) as handle:
+            assert "on 2 rows of the given texts" in str(handle)
 
 
 @pytest.mark.skipif(not has_packed_int8(), reason="this PyTorch has no packed weights in int8")

@@ -346,16 +346,6 @@ def test_every_head_carries_memory(auto):
     assert "memory" not in model(ids)
 
 
-def test_larger_memory_in_evaluation():
-    model = tiny_model(RelPosBertLMHeadModel, "alibi", is_decoder=True, memory_length=2)
-    ids = token_ids(BATCH, 20)
-    short, _ = by_segments(model, ids, [5] * 4)
-    model.config.memory_length = 30
-    long, _ = by_segments(model, ids, [5] * 4)
-    assert difference(short[:, 5:], long[:, 5:]) > 1e-3
-    assert difference(long, model(ids, use_cache=False).logits) <= 1e-5
-
-
 @pytest.mark.parametrize(
     "name, settings, names",
     [

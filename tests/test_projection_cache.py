@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 import torch
-from oracles import tiny_sizes
+from oracles import tiny_model
 from torch import nn
 from torch.autograd import forward_ad
 
-from hf_relpos import RelPosBertConfig, RelPosBertModel
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.cpu_gemm import FastLinear
 from hf_relpos.live.low_precision import Bfloat16Linear, Int8Linear
 from hf_relpos.schemes import projection_cache as kept_projections
@@ -210,13 +210,8 @@ def test_few_and_small_results_are_kept_and_go_with_their_layer():
 
 def deberta() -> RelPosBertModel:
     torch.manual_seed(0)
-    sizes = tiny_sizes(hidden_size=16, num_attention_heads=2, intermediate_size=16, max_position_embeddings=64)
     options = {"buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
-    config = RelPosBertConfig(**sizes, position_embedding_type="deberta", position_options=options)
-    model = RelPosBertModel(config, add_pooling_layer=False).eval()
-    for parameter in model.parameters():
-        parameter.data.normal_(std=0.3)
-    return model
+    return tiny_model(RelPosBertModel, "deberta", max_position_embeddings=64, position_options=options)
 
 
 def test_outputs_of_a_model_do_not_depend_on_the_calls_before():

@@ -89,14 +89,11 @@ def test_cached_weights_of_small_layers_follow_a_single_element():
 @given(rows=st.integers(1, 900), columns=st.integers(1, 900), transposed=st.booleans())
 def test_sample_of_has_each_row_and_each_column(rows, columns, transposed):
     shape = (columns, rows) if transposed else (rows, columns)
-    taken = sample_of(
-        torch.arange(rows * columns).view(shape).t() if transposed else torch.arange(rows * columns).view(shape)
-    )
+    numbers = torch.arange(rows * columns).view(shape)
+    taken = sample_of(numbers.t() if transposed else numbers)
     assert len(taken) <= max(WHOLE, rows + columns)
-    assert (
-        len(taken.div(shape[1], rounding_mode="floor").unique()) == shape[0]
-        and len((taken % shape[1]).unique()) == shape[1]
-    )
+    assert len(taken.div(shape[1], rounding_mode="floor").unique()) == shape[0]
+    assert len((taken % shape[1]).unique()) == shape[1]
 
 
 @torch.no_grad()
