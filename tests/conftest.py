@@ -143,6 +143,25 @@ def warnings_heard():
     logging.get_logger().removeHandler(handler)  # `logging.remove_handler` raises before Transformers 5.14
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A stock BERT and one of ours, each in one file and in shards: stock, ours, stock-shards, ours-shards."""
+    from oracles import tiny_sizes
+    from transformers import BertConfig, BertForMaskedLM
+
+    from hf_relpos import RelPosBertForMaskedLM, convert
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(0)
+    sizes = tiny_sizes(vocab_size=30, hidden_size=16, num_attention_heads=2, intermediate_size=16)
+    stock = BertForMaskedLM(BertConfig(**sizes | {"num_hidden_layers": 1, "max_position_embeddings": 12}))
+    stock.save_pretrained(folder / "stock")
+    convert(folder / "stock", folder / "ours", position_embedding_type="tables")
+    for name, model in (("stock", stock), ("ours", RelPosBertForMaskedLM.from_pretrained(folder / "ours"))):
+        model.save_pretrained(folder / f"{name}-shards", max_shard_size="4KB")
+    return folder
+
+
 @pytest.fixture
 def none_too_short(monkeypatch):
     """The default backend takes its own way, in chunks, however small the model."""

@@ -80,11 +80,6 @@ def tiers_of(item: pytest.Item) -> list[str]:
     return [*([tier] if tier else []), *(["hub"] if "hub" in getattr(item, "fixturenames", ()) else [])]
 
 
-def is_slow(item: pytest.Item) -> bool:
-    """Whether an item waits for `make test-more`."""
-    return any(item.get_closest_marker(tier) for tier in TIERS)
-
-
 @functools.cache
 def kinds(scheme: str) -> frozenset[str]:
     """The kinds of terms of a scheme, from what a tiny model does with it.
@@ -132,15 +127,10 @@ def cover(features: Sequence[Iterable[Hashable]]) -> list[int]:
     return sorted(kept)
 
 
-def representatives(schemes: Iterable[str]) -> list[str]:
-    """Fewest of these schemes that have all kinds of terms among them, in their order."""
-    names = list(schemes)
-    return [names[index] for index in cover([kinds(name) for name in names])]
-
-
 def chosen(schemes: Iterable[str]) -> list[str]:
-    """All of these schemes with `--full`, else their `representatives`."""
-    return list(schemes) if full else representatives(schemes)
+    """All of these schemes with `--full`, else the fewest that have all kinds of terms among them, in their order."""
+    names = list(schemes)
+    return names if full else [names[index] for index in cover([kinds(name) for name in names])]
 
 
 def thinned(schemes: Iterable[str]) -> list[Any]:

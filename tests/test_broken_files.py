@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from errors import raises
-from transformers import BertConfig, BertForMaskedLM
 from typer.testing import CliRunner
 
-from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos import RelPosBertModel
 from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert
 from hf_relpos.evaluation.loading import load_model, pooling_of
@@ -35,33 +34,19 @@ def nothing_is_run(tmp_path, monkeypatch):
     assert not (tmp_path / "made by a pickle").exists()
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """A stock BERT and one of ours, each in one file and in shards."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    stock = BertForMaskedLM(BertConfig(vocab_size=30, max_position_embeddings=12, **sizes))
-    stock.save_pretrained(folder / "stock")
-    stock.save_pretrained(folder / "stock-shards", max_shard_size="4KB")
-    convert(folder / "stock", folder / "ours", position_embedding_type="tables")
-    RelPosBertForMaskedLM.from_pretrained(folder / "ours").save_pretrained(
-        folder / "ours-shards", max_shard_size="4KB"
-    )
-    return folder
-
-
-def rewritten(change):
-    """A change of the header of a safetensors file, which leaves its data."""
+def rewritten(part="", **fields):
+    """Other fields, in the header of a safetensors file, of the tensors with this part in their names."""
 
     def spoil(folder):
         path = folder / WEIGHTS
         content = path.read_bytes()
         size = struct.unpack("<Q", content[:8])[0]
         header = json.loads(content[8 : 8 + size])
-        names = [name for name in header if name != "__metadata__"]
-        header = json.dumps(change(header, names) or header).encode()
-        path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
+        for name in header:
+            if part in name and name != "__metadata__":
+                header[name].update(fields)
+        changed = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + size :])
 
     return spoil
 
@@ -98,10 +83,7 @@ def moved_out(folder):
     shard = sorted(set(content["weight_map"].values()))[0]
     (folder.parent / "outside").mkdir(exist_ok=True)
     shutil.move(folder / shard, folder.parent / "outside" / shard)
-    content["weight_map"] = {
-        name: f"../outside/{file}" if file == shard else file for name, file in content["weight_map"].items()
-    }
-    (folder / INDEX).write_text(json.dumps(content))
+    (folder / INDEX).write_text(json.dumps(content).replace(shard, f"../outside/{shard}"))
 
 
 def replaced_by_a_pickle(folder):
@@ -127,28 +109,15 @@ ONE_FILE = {
     "empty": (edited(lambda content: b""), "cut short or corrupt"),
     "cut": (edited(lambda content: content[:-10]), "cut short or corrupt"),
     "header of 99 MB": (edited(lambda content: struct.pack("<Q", 99_999_999) + content[8:]), "cut short or corrupt"),
-    "overlap": (
-        rewritten(lambda header, names: header[names[1]].update(data_offsets=header[names[0]]["data_offsets"])),
-        "cut short or corrupt",
-    ),
-    "unknown dtype": (rewritten(lambda header, names: header[names[0]].update(dtype="F33")), "cut short or corrupt"),
-    "integers": (
-        rewritten(lambda header, names: [header[name].update(dtype="I32") for name in names] and None),
-        "has dtype",
-    ),
+    "overlap": (rewritten("key.weight", data_offsets=[0, 1024]), "cut short or corrupt"),
+    "unknown dtype": (rewritten("key.weight", dtype="F33"), "cut short or corrupt"),
+    "integers": (rewritten(dtype="I32"), "has dtype"),
     "pointer": (
         edited(lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 440449768\n"),
         "a pointer of Git LFS, not the weights; fetch them with `git lfs pull`",
     ),
     "pickle": (replaced_by_a_pickle, "cut short or corrupt"),
-    "shape": (
-        rewritten(
-            lambda header, names: (
-                [header[name].update(shape=[16, 30]) for name in names if "word_embeddings" in name] and None
-            )
-        ),
-        "",
-    ),
+    "shape": (rewritten("word_embeddings", shape=[16, 30]), ""),
     "folder": (replaced_by_a_folder, ""),
 }
 CONFIG = {

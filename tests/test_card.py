@@ -3,16 +3,14 @@
 import json
 import os
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from folders import edit
-from hub_server import read_card
 from huggingface_hub import InferenceClient, ModelCard
 from launching import run_code
-from oracles import stir
+from oracles import stir, tiny_sizes
 from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
 from typer.testing import CliRunner
@@ -53,9 +51,8 @@ def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card")
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     torch.manual_seed(0)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
-    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, initializer_range=0.2, **sizes)
-    stir(BertForMaskedLM(config)).save_pretrained(folder / "stock")
+    sizes = tiny_sizes(vocab_size=len(WORDS), max_position_embeddings=32, initializer_range=0.2)
+    stir(BertForMaskedLM(BertConfig(**sizes))).save_pretrained(folder / "stock")
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "stock")
     card = "---\nlicense: mit\nlanguage: [en, de]\npipeline_tag: fill-mask\n---\n# Theirs\n"
     (folder / "stock" / "README.md").write_text(card)
@@ -81,10 +78,6 @@ def learnt(source, tmp_path_factory):
     return out, report
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def card_of(folder):
     return ModelCard((folder / "README.md").read_text(encoding="utf-8"))
 
@@ -99,37 +92,18 @@ def snippets(folder):
 def test_the_card_of_what_learnt_from_text(source, learnt):
     out, report = learnt
     card = card_of(out)
-    metadata = card.data.to_dict()
-    assert metadata == {
-        "library_name": "transformers",
-        "license": "mit",
-        "language": ["en", "de"],
-        "pipeline_tag": "fill-mask",
-        "tags": ["hf_relpos", "relative-position"],
-    }
-    # the Hub refuses nothing in it
-    assert read_card(card.content.encode())[1] == []
+    metadata = {"library_name": "transformers", "license": "mit", "language": ["en", "de"]}
+    metadata |= {"pipeline_tag": "fill-mask", "tags": ["hf_relpos", "relative-position"]}
+    assert card.data.to_dict() == metadata
     # no path of the one who made it
     assert str(source.parent) not in card.content and str(out.parent) not in card.content
-    assert report.verdict in card.text
+    assert report.verdict in card.text and METHODS["distil"].help in card.text and command(report) in card.text
     for entry in report.fidelity.lengths:
         row = f"| {entry.length} | {entry.token_cosine:.3f} | {entry.sentence_cosine:.3f}"
         assert f"{row} | {100 * entry.masked.agreement:.1f} |" in card.text
-    tokens = report.details["text"]["tokens"]
-    for words in (
-        "AutoModelForMaskedLM",
-        METHODS["distil"].help,
-        "A masked language model: `stock`",
-        "× the time of the source",
-        "{'out_of_range': 'zero'}",
-        f"{tokens:,} tokens",
-        "`text.txt`",
-        "Adapters",
-        "32 tokens",
-        "attention_window=16",
-        report.versions["transformers"],
-        command(report),
-    ):
+    parts = ["AutoModelForMaskedLM", "A masked language model: `stock`", "× the time of the source", "Adapters"]
+    parts += ["{'out_of_range': 'zero'}", f"{report.details['text']['tokens']:,} tokens", "`text.txt`", "32 tokens"]
+    for words in (*parts, "attention_window=16", report.versions["transformers"]):
         assert words in card.text, words
 
 
@@ -155,25 +129,17 @@ def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, windo
     assert "64 tokens" in report.notes[0]
 
 
-ABILITIES = {
-    "keep": ({}, r"reads at most 32 tokens, .*length=128"),
-    "drop": ({"method": "drop"}, "any length.* until you train it"),
-}
-
-
-@pytest.mark.parametrize("arguments, words", ABILITIES.values(), ids=ABILITIES)
-def test_what_a_result_can_and_cannot_do(source, tmp_path, arguments, words):
-    report = convert(source, tmp_path / "out", **arguments)
-    assert re.search(words, report.notes[0])
-    model = AutoModel.from_pretrained(tmp_path / "out")
+def test_what_a_result_can_and_cannot_do(source, tmp_path):
     ids = torch.ones(1, 129, dtype=torch.long)
-    if arguments.get("method") == "drop":
-        assert model(ids).last_hidden_state.shape[1] == 129
-        again = convert(tmp_path / "out", tmp_path / "again")
-        assert "outputs equal the source's" in again.notes[0] and "longer texts" in again.notes[0]
-    else:
-        with pytest.raises(ValueError, match="max_position_embeddings"):
-            model(ids)
+    kept = convert(source, tmp_path / "kept")
+    assert re.search(r"reads at most 32 tokens, .*length=128", kept.notes[0])
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        AutoModel.from_pretrained(tmp_path / "kept")(ids)
+    dropped = convert(source, tmp_path / "dropped", method="drop")
+    assert re.search("any length.* until you train it", dropped.notes[0])
+    assert AutoModel.from_pretrained(tmp_path / "dropped")(ids).last_hidden_state.shape[1] == 129
+    again = convert(tmp_path / "dropped", tmp_path / "again")
+    assert "outputs equal the source's" in again.notes[0] and "longer texts" in again.notes[0]
 
 
 def test_what_the_card_says_loads(learnt):
@@ -216,13 +182,6 @@ def test_the_card_of_a_sentence_encoder(source, tmp_path):
     assert "A sentence encoder" in text and "max_seq_length" in text and "trust_remote_code" in code
     longer = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), config_kwargs=json.loads(argument))
     assert longer[0].auto_model.config.attention_window == 64
-
-
-def test_the_card_of_a_folder_without_a_tokenizer(source, tmp_path):
-    stock = tmp_path / "stock"
-    BertForMaskedLM.from_pretrained(source).save_pretrained(stock)
-    convert(stock, tmp_path / "out")
-    assert "okenizer" not in "".join(snippets(tmp_path / "out"))
 
 
 def test_the_call_in_the_card_does_it_again(learnt, source, tmp_path, monkeypatch):
@@ -274,11 +233,13 @@ def test_the_card_of_what_was_not_measured(source, tmp_path):
     assert f"hf_relpos.convert('stock', 'OUT', {given})" in text
 
 
-def test_a_card_without_code_says_that_the_package_is_needed(source, tmp_path):
-    stock = edit(shutil.copytree(source, tmp_path / "stock"), save_code=False)
-    convert(stock, tmp_path / "out")
+def test_the_card_of_a_folder_without_code_and_tokenizer(source, tmp_path):
+    """It says that the package is needed."""
+    BertForMaskedLM.from_pretrained(source).save_pretrained(tmp_path / "stock")
+    convert(edit(tmp_path / "stock", save_code=False), tmp_path / "out")
     text = card_of(tmp_path / "out").text
     assert "trust_remote_code" not in text and "requires hf_relpos" in text
+    assert "okenizer" not in "".join(snippets(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -332,17 +293,13 @@ def test_documents_from_python_have_no_name(source, tmp_path):
 def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     other = write_text(tmp_path / "other.txt", letters="bxyz", paragraphs=60)
-    result = run(
-        *("convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw"),
-        *("--text", source.parent / "text.txt", "--text", other, "--seed", "1"),
-        *("--method-option", "steps=2", "--method-option", "batch_tokens=256"),
-    )
+    words = ["convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw", "--seed", "1", "--text"]
+    words += [source.parent / "text.txt", "--text", other, "--method-option", "steps=2"]
+    result = CliRunner().invoke(app, [str(word) for word in (*words, "--method-option", "batch_tokens=256")])
     assert result.exit_code == 0, result.output
-    report = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    found = report["details"]["text"]
-    warnings = [line for line in result.stderr.splitlines() if "Warning" in line]
-    assert len(warnings) == len(found["notes"]) >= 1
-    assert warnings[0] == f"Warning: {found['notes'][0]}" and "from_text.py" not in result.stderr
-    for words in (found["notes"][0], report["details"]["fidelity"]["verdict"]):
-        assert words in result.stdout, words
+    details = json.loads((tmp_path / "out" / "conversion.json").read_text())["details"]
+    notes, warnings = details["text"]["notes"], [line for line in result.stderr.splitlines() if "Warning" in line]
+    assert len(warnings) == len(notes) >= 1
+    assert warnings[0] == f"Warning: {notes[0]}" and "from_text.py" not in result.stderr
+    assert notes[0] in result.stdout and details["fidelity"]["verdict"] in result.stdout
     assert AutoModel.from_pretrained(tmp_path / "out").config.position_embedding_type == "shaw"

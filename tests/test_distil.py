@@ -8,6 +8,7 @@ import pytest
 import torch
 from distil_train import LIMIT, VOCABULARY, pair, texts
 from launching import run_python
+from oracles import tiny_sizes
 from stock import older_than
 from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel, TrainerCallback
 
@@ -25,9 +26,6 @@ from hf_relpos.training.losses import (
     loss_parts,
     model_targets,
 )
-
-
-ALL = dict.fromkeys(LOSSES, 1.0)
 
 
 def run(student, teacher, windows=None, **arguments):
@@ -59,23 +57,6 @@ def test_each_part_falls_and_the_teacher_stays(part):
     assert report.losses["total"]["end"] == pytest.approx(2 * report.losses[part]["end"], rel=1e-4)
     assert same(before, weights(teacher)) and teacher.training
     assert not student.training and all(p.requires_grad for p in student.parameters())
-
-
-def test_defaults_bring_the_hidden_states_nearer():
-    """On windows that were not trained on, with a stock teacher."""
-    teacher, student = pair()
-    fresh = collate([windows_of(texts(seed=9)[:8])], pad_token_id=0)
-
-    def error():
-        with torch.no_grad():
-            outputs, targets = (compute_outputs(model.eval(), fresh, ["layers"]) for model in (student, teacher))
-        return float(loss_parts(outputs, targets, fresh["attention_mask"], ["layers"])["layers"])
-
-    start = error()
-    report = run(student, teacher, steps=60)
-    assert error() < 0.8 * start
-    assert report.steps == 60
-    assert 0 < report.tokens <= 60 * 64
 
 
 def test_attention_is_compared_where_it_is_held():
@@ -115,9 +96,8 @@ def test_padding_has_no_weight():
     with torch.no_grad():
         padded, other = parts([long[:15], short]), parts([long[:15], short], pad=7)
         first, second = parts([long[:15]]), parts([short])
-    assert {name: float(value) for name, value in other.items()} == pytest.approx(
-        {name: float(value) for name, value in padded.items()}, abs=1e-6
-    )
+    for name in padded:
+        assert float(other[name]) == pytest.approx(float(padded[name]), abs=1e-6)
     for name in ("attention", "logits"):
         assert float(padded[name]) == pytest.approx(float(first[name] + second[name]) / 2, abs=1e-6)
     # the hidden states are measured in the variance of their own batch
@@ -129,18 +109,8 @@ def test_padding_has_no_weight():
         errors.append(float(hidden_loss(own, wanted, batch["attention_mask"])))
         real = wanted[batch["attention_mask"].bool()]
         variances.append(float((real - real.mean(0)).square().sum(-1).mean()))
-    assert errors[0] * variances[0] == pytest.approx(
-        (errors[1] * variances[1] + errors[2] * variances[2]) / 2, abs=1e-5
-    )
-
-
-def test_equal_models_have_no_loss():
-    teacher, _ = pair(heads=True)
-    batch = collate([windows_of(texts()[:3])], pad_token_id=0)
-    with torch.no_grad():
-        outputs = compute_outputs(teacher.eval(), batch, LOSSES)
-    for name, value in loss_parts(outputs, outputs, batch["attention_mask"], LOSSES).items():
-        assert float(value) == pytest.approx(0.0, abs=1e-6), name
+    sums = [error * variance for error, variance in zip(errors, variances, strict=True)]
+    assert sums[0] == pytest.approx((sums[1] + sums[2]) / 2, abs=1e-5)
 
 
 def test_batches_are_bounded_alike_and_reproducible():
@@ -309,15 +279,12 @@ def test_bad_arguments_are_refused(arguments, message):
     assert same(before, weights(student))
 
 
-SIZES = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 32}
-
-
 @pytest.mark.parametrize("field, value", [("vocab_size", 21), ("hidden_size", 48), ("num_hidden_layers", 3)])
 def test_models_of_other_sizes_are_refused(field, value):
-    _, student = pair()
-    config = BertConfig(**{**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": LIMIT, field: value})
+    teacher, student = pair()
+    other = BertModel(BertConfig(**{**teacher.config.to_dict(), field: value}))
     with pytest.raises(ValueError, match=rf"{field} = \d+ in the student, but {value} in the teacher"):
-        run(student, BertModel(config))
+        run(student, other)
 
 
 def test_what_the_models_lack_is_named():
@@ -331,7 +298,8 @@ def test_what_the_models_lack_is_named():
     with pytest.raises(ValueError, match="student and teacher are the same object"):
         run(student, student)
     # RoBERTa counts positions from behind the index of padding
-    roberta = RobertaModel(RobertaConfig(**SIZES, vocab_size=VOCABULARY, max_position_embeddings=LIMIT + 2))
+    sizes = tiny_sizes(vocab_size=VOCABULARY, max_position_embeddings=LIMIT + 2)
+    roberta = RobertaModel(RobertaConfig(**sizes))
     roberta.set_attn_implementation("eager")
     student.set_attn_implementation("eager")
     with pytest.raises(ValueError, match=f"has {LIMIT + 1} tokens, but the limit of the models is {LIMIT}"):

@@ -6,6 +6,7 @@ the packaged BERT, or tiny models of the architecture; pages may push there.
 
 import json
 import lzma
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from doc_blocks import blocks
-from folders import contents
+from folders import contents, edit, write_modules
 from hub_fixtures import ROOT, running_hub
+from oracles import tiny_sizes
 from selection import with_full
 from transformers import BertTokenizer, DebertaV2Config, DebertaV2ForSequenceClassification
 
@@ -47,43 +49,23 @@ def relative_bert():
 
 def deberta(folder):
     tokenizer = BertTokenizer.from_pretrained(CHECKPOINT)
-    config = DebertaV2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        relative_attention=True,
-        position_buckets=16,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        pos_att_type=["p2c", "c2p"],
-        position_biased_input=False,
-        num_labels=3,
-        id2label=dict(enumerate(("contradiction", "entailment", "neutral"))),
-        label2id={"contradiction": 0, "entailment": 1, "neutral": 2},
-    )
+    labels = {"contradiction": 0, "entailment": 1, "neutral": 2}
+    sizes = tiny_sizes(vocab_size=len(tokenizer), hidden_size=32, num_attention_heads=2, max_position_embeddings=512)
+    relative = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"]}
+    relative |= {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False}
+    names = dict(zip(labels.values(), labels, strict=True))
+    config = DebertaV2Config(**sizes, **relative, num_labels=3, id2label=names, label2id=labels)
     DebertaV2ForSequenceClassification(config).save_pretrained(folder)
     return contents(folder) | tokenizer_files()
 
 
-def sentence_encoder():
+def sentence_encoder(folder):
     """The packaged BERT with mean pooling."""
-    config = json.loads((CHECKPOINT / "config.json").read_text())
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    listed = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (path, kind) in enumerate(modules)
-    ]
-    return {
-        "config.json": json.dumps(config | {"architectures": ["BertModel"]}),
-        "model.safetensors": (CHECKPOINT / "model.safetensors").read_bytes(),
-        "modules.json": json.dumps(listed),
-        "sentence_bert_config.json": json.dumps({"max_seq_length": config["max_position_embeddings"]}),
-        "1_Pooling/config.json": json.dumps(
-            {"word_embedding_dimension": config["hidden_size"], "pooling_mode_mean_tokens": True}
-        ),
-    } | tokenizer_files()
+    shutil.copytree(CHECKPOINT, folder)
+    edit(folder, architectures=["BertModel"])
+    write_modules(folder, "Pooling", "Normalize", word_embedding_dimension=128, pooling_mode_mean_tokens=True)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 128}))
+    return contents(folder)
 
 
 def write_texts(folder):
@@ -122,7 +104,7 @@ def process(tmp_path_factory, request):
     with running_hub(folder / "hub") as hub:
         for name in ("google-bert/bert-base-uncased", "user/my-bert"):
             hub.put(name, contents(CHECKPOINT))
-        hub.put("sentence-transformers/all-MiniLM-L6-v2", sentence_encoder())
+        hub.put("sentence-transformers/all-MiniLM-L6-v2", sentence_encoder(folder / "sentences"))
         hub.put("zhiheng-huang/bert-base-uncased-embedding-relative-key-query", relative_bert())
         hub.put("cross-encoder/nli-deberta-v3-base", deberta(folder / "deberta"))
         given = request.config.getoption("--interpreter")

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from transformers import (
 )
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.data.batching import batch_indices
 from hf_relpos.data.masking import mask_rows
 from hf_relpos.evaluation import (
     Fidelity,
@@ -113,24 +111,20 @@ def test_neither_padding_nor_batch_size_matters(monkeypatch):
 def test_past_the_limit():
     teacher, student = bert(), tiny_model(RelPosBertModel, "alibi")
     long = rows(40, 40)
+
+    def mean_cosine(pairs):
+        return np.mean([cosine(one, other) for each in pairs for one, other in zip(*each, strict=True)])
+
     found = fidelity(teacher, student, {8: rows(8), 40: long})
     inside, past = found.lengths
     assert (inside.reference, past.reference) == ("teacher", "windowed teacher")
     assert past.masked is None
-    own = [
-        cosine(one, other)
-        for row in long
-        for one, other in zip(*(windowed_hidden_states(teacher, row, stride=n) for n in (8, 6)), strict=True)
-    ]
-    assert past.other_windows == pytest.approx(np.mean(own), abs=1e-6) and past.other_windows < 0.999
+    own = mean_cosine([windowed_hidden_states(teacher, row, stride=n) for n in (8, 6)] for row in long)
+    assert past.other_windows == pytest.approx(own, abs=1e-6) and past.other_windows < 0.999
     with torch.no_grad():
         states = [student(torch.tensor([row])).last_hidden_state[0] for row in long]
-    expected = [
-        cosine(one, other)
-        for row, own in zip(long, states, strict=True)
-        for one, other in zip(windowed_hidden_states(teacher, row), own, strict=True)
-    ]
-    assert past.token_cosine == pytest.approx(np.mean(expected), abs=1e-6)
+    expected = mean_cosine((windowed_hidden_states(teacher, row), own) for row, own in zip(long, states, strict=True))
+    assert past.token_cosine == pytest.approx(expected, abs=1e-6)
     refused = fidelity(teacher, bert(), {8: rows(8), 40: long})
     assert [entry.length for entry in refused.lengths] == [8]
     assert refused.skipped == {40: "the student reads at most 16 tokens"}
@@ -165,11 +159,6 @@ def test_windowed_hidden_states_takes_the_most_central_window(total, stride):
         assert (found[place + 1] - read[best][place - starts[best] + 1]).abs().max() < 1e-5
 
 
-def test_windowed_hidden_states_refuses():
-    with pytest.raises(ValueError, match="length = 16, stride = 16"):
-        windowed_hidden_states(bert(), rows(40)[0], stride=16)
-
-
 def roberta():
     torch.manual_seed(0)
     return stir(RobertaModel(RobertaConfig(**{**SIZES, "max_position_embeddings": 18}, pad_token_id=1))).eval()
@@ -178,6 +167,10 @@ def roberta():
 def test_model_max_length():
     assert model_max_length(bert()) == model_max_length(bert(BertForMaskedLM)) == 16
     assert model_max_length(roberta()) == 16  # of 18 positions, those after the padding id
+    distil = DistilBertModel(
+        DistilBertConfig(dim=24, hidden_dim=32, n_layers=1, n_heads=3, max_position_embeddings=16)
+    )
+    assert model_max_length(distil) == 16
     assert model_max_length(tiny_model(RelPosBertModel, "alibi")) is None
     assert model_max_length(tiny_model(RelPosBertModel, "absolute")) == 16
     assert model_max_length(tiny_model(RelPosBertModel, "absolute", position_options={"out_of_range": "clip"})) is None
@@ -199,13 +192,9 @@ def test_pooling():
     assert fidelity(teacher, student, {8: row}, "cls").lengths[0].sentence_cosine == pytest.approx(expected)
 
 
-def test_batches():
-    lengths = [5, 9, 2, 9, 1]
-    found = list(batch_indices([[0] * n for n in lengths], batch_tokens=18))
-    assert found == [[1, 3], [0, 2, 4]]
-
-
 def test_fidelity_refuses():
+    with pytest.raises(ValueError, match="length = 16, stride = 16"):
+        windowed_hidden_states(bert(), rows(40)[0], stride=16)
     with pytest.raises(ValueError, match=r"windows_by_length\[8\] has 1 windows, the longest of 9 tokens"):
         fidelity(bert(), bert(), {8: rows(9)})
     with pytest.raises(ValueError, match=r"windows_by_length\[8\] has 0 windows"):
@@ -233,12 +222,8 @@ def test_masked_agreement_by_hand():
                 right += one[place] == wanted
                 right_too += other[place] == wanted
                 count += 1
-    assert found.tokens == count
-    assert (found.agreement, found.teacher_accuracy, found.student_accuracy) == (
-        same / count,
-        right / count,
-        right_too / count,
-    )
+    figures = found.tokens, found.agreement, found.teacher_accuracy, found.student_accuracy
+    assert figures == (count, same / count, right / count, right_too / count)
 
 
 def test_mask_rows():
@@ -254,8 +239,9 @@ def test_mask_rows():
         mask_rows([[CLS, SEP]], MASK, np.random.default_rng(0))
 
 
-def entry(length, token, sentence, reference="teacher"):
-    return LengthFidelity(length, 1, length, reference, token, sentence, [token] * 4)
+def entry(length, token, sentence, other_windows=None):
+    reference = "windowed teacher" if length > 512 else "teacher"
+    return LengthFidelity(length, 1, length, reference, token, sentence, [token] * 4, other_windows=other_windows)
 
 
 @pytest.mark.parametrize(
@@ -267,12 +253,12 @@ def entry(length, token, sentence, reference="teacher"):
             "safe up to 256 tokens; usable after fine-tuning up to 512 tokens; not measured beyond 512",
         ),
         (
-            [entry(512, 0.97, 0.98), entry(1024, 0.91, 0.9, "windowed teacher")],
+            [entry(512, 0.97, 0.98), entry(1024, 0.91, 0.9)],
             (512, None),
             "safe up to 512 tokens; beyond 512, token cosine to the source's windows: 0.91 at 1,024",
         ),
         (
-            [entry(512, 0.97, 0.98), replace(entry(2048, 0.92, 0.9, "windowed teacher"), other_windows=0.941)],
+            [entry(512, 0.97, 0.98), entry(2048, 0.92, 0.9, other_windows=0.941)],
             (512, None),
             "safe up to 512 tokens; beyond 512, token cosine to the source's windows: 0.92 at 2,048 (source's own "
             "windows 0.94)",
@@ -308,15 +294,6 @@ def test_old_relative_berts_are_read_as_such(tmp_path):
     tiny_model(RelPosBertModel, "relative_key").save_pretrained(tmp_path)
     edit(tmp_path, auto_map=None, model_type="bert")
     assert type(load_model(tmp_path)) is RelPosBertModel
-
-
-def test_other_families():
-    """DistilBERT has other names for its parts, and a limit and attention weights all the same."""
-    torch.manual_seed(0)
-    config = DistilBertConfig(vocab_size=50, dim=24, hidden_dim=32, n_layers=2, n_heads=3, max_position_embeddings=16)
-    one, other = (stir(DistilBertModel(config)).eval() for _ in range(2))
-    found = fidelity(one, other, {8: rows(8, 5)}).lengths[0]
-    assert model_max_length(one) == 16 and -1 < found.token_cosine < 1
 
 
 def test_pooling_of(tmp_path):

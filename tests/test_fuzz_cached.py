@@ -7,13 +7,13 @@ import pytest
 import torch
 from fuzzing import attempt, examples
 from hypothesis import assume, given, reject, strategies as st
-from oracles import ON_TOKENS, stir
+from oracles import stir
 from test_fuzz_numbers import TOLERANCE, TRAINED, check_close, configurations
 from test_optimize import MODELS, build
 from transformers import DynamicCache, StaticCache
 
 import hf_relpos
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.attention.backends import chunked
 
 
@@ -27,7 +27,6 @@ WAYS = {
     "no cache": {"use_cache": False},
     "prompt lookup": {"prompt_lookup_num_tokens": 2},
 }
-REMEMBER = [name for name in ON_TOKENS if not SCHEMES[name].memory_unsupported_reason(SCHEMES[name].defaults())]
 
 
 @st.composite

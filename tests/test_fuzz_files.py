@@ -8,39 +8,17 @@ import pytest
 import torch
 from fuzzing import attempt, examples
 from hypothesis import given, strategies as st
-from transformers import BertConfig, BertForMaskedLM
+from test_fuzz_texts import JSON
 
-from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM
+from hf_relpos import RelPosBertForMaskedLM
 from hf_relpos.conversion import ConversionError, convert
 from hf_relpos.evaluation.loading import load_model
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters(), max_size=8)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
-    max_leaves=5,
-)
 NAMES = st.sampled_from(["../../etc/passwd", "/etc/passwd", "..", ".", "", "a\0b", INDEX, "config.json", "nothing"])
 DTYPES = st.sampled_from(["F32", "F16", "BF16", "F64", "I32", "I64", "BOOL", "U8", "F8_E4M3", "F4", "X", ""])
 AREA = "files of checkpoints"
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """A stock BERT and one of ours, each in one file and in shards."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    torch.manual_seed(0)
-    BertForMaskedLM(BertConfig(vocab_size=20, max_position_embeddings=8, **sizes)).save_pretrained(folder / "stock")
-    config = RelPosBertConfig(
-        vocab_size=20, max_position_embeddings=8, position_embedding_type="tables", save_code=False, **sizes
-    )
-    ours = RelPosBertForMaskedLM(config)
-    ours.save_pretrained(folder / "ours")
-    ours.save_pretrained(folder / "ours-shards", max_shard_size="2KB")
-    BertForMaskedLM.from_pretrained(folder / "stock").save_pretrained(folder / "stock-shards", max_shard_size="2KB")
-    return folder
 
 
 @st.composite

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import contents
+from folders import contents, write_modules
+from oracles import tiny_sizes
 from transformers import BertConfig, BertModel
-from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel
-from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, convert, pipeline
 from hf_relpos.conversion.folder import other_files
 from hf_relpos.models.saved_code.bundle import bundle
@@ -20,14 +19,7 @@ from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING, own
 from hf_relpos.version import __version__
 
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-    "max_position_embeddings": 12,
-}
+SIZES = tiny_sizes(vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(ord("a") + number) for number in range(26))]
 
 
@@ -46,20 +38,6 @@ def source(stock, tmp_path):
     return Path(shutil.copytree(stock, tmp_path / "stock"))
 
 
-def sentence_transformer(source):
-    """The modules of sentence-transformers around a checkpoint."""
-    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (kind, path) in enumerate(kinds.items())
-    ]
-    (source / "modules.json").write_text(json.dumps(modules))
-    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
-    (source / "1_Pooling").mkdir()
-    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    (source / "2_Normalize").mkdir()
-
-
 def refuse(words, source, out, tmp_path, **arguments):
     """Refused, and nothing anywhere below has changed."""
     before, listed = contents(tmp_path), sorted(tmp_path.rglob("*"))
@@ -74,7 +52,8 @@ def refuse(words, source, out, tmp_path, **arguments):
 @pytest.mark.parametrize("modules", [False, True], ids=["plain", "sentence-transformers"])
 def test_a_converted_folder_is_wholly_a_checkpoint(source, tmp_path, modules):
     if modules:
-        sentence_transformer(source)
+        write_modules(source, "Pooling", "Normalize", pooling_mode_mean_tokens=True)
+        (source / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
     out = tmp_path / "out"
     convert(source, out)
     assert other_files(out) == other_files(source) == []
@@ -88,34 +67,22 @@ def test_a_sharded_folder_is_wholly_a_checkpoint(tmp_path):
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1 and other_files(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "thesis.txt",
-        ".env",
-        "data/texts.txt",
-        "empty/",
-        "model.safetensors.bak",
-        "model-mine.safetensors",
-        ".git/HEAD",
-        "optimizer.pt",
-        "1_Pooling/notes.txt",
-        "3_Other/config.json",
-    ],
-)
-def test_whatever_else_lies_in_the_folder_is_kept_and_named(source, tmp_path, name):
-    sentence_transformer(source)
-    out = tmp_path / "out"
-    out.mkdir()
-    shutil.copytree(source, out, dirs_exist_ok=True)
+OTHERS = ["thesis.txt", ".env", "empty/", "model.safetensors.bak", "model-mine.safetensors", "optimizer.pt"]
+OTHERS += ["1_Pooling/notes.txt"]
+IN_FOLDERS = {"data/texts.txt": "data/", ".git/HEAD": ".git/", "3_Other/config.json": "3_Other/"}
+
+
+@pytest.mark.parametrize("name, shown", [*zip(OTHERS, OTHERS, strict=True), *IN_FOLDERS.items()])
+def test_whatever_else_lies_in_the_folder_is_kept_and_named(source, tmp_path, name, shown):
+    write_modules(source, "Pooling", "Normalize", pooling_mode_mean_tokens=True)
+    out = Path(shutil.copytree(source, tmp_path / "out"))
+    (out / name).parent.mkdir(exist_ok=True)
     if name.endswith("/"):
         (out / name).mkdir()
     else:
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("years of work")
-    shown = {"data/texts.txt": "data/", ".git/HEAD": ".git/", "3_Other/config.json": "3_Other/"}
-    assert other_files(out) == [shown.get(name, name)]
-    refuse(rf"other files than a checkpoint \({shown.get(name, name)}\)\. Move it, or", source, out, tmp_path)
+    assert other_files(out) == [shown]
+    refuse(rf"other files than a checkpoint \({shown}\)\. Move it, or", source, out, tmp_path)
 
 
 @pytest.mark.parametrize("files", [("README.md",), ("config.json", "README.md"), ("vocab.txt",), (".gitattributes",)])
@@ -149,13 +116,6 @@ def test_an_empty_folder_is_written(source, tmp_path):
     (tmp_path / "out").mkdir()
     convert(source, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "model.safetensors").is_file()
-
-
-def test_the_command_refuses_too(source, tmp_path):
-    out = shutil.copytree(source, tmp_path / "out")
-    (out / "notes.md").write_text("mine")
-    result = CliRunner().invoke(app, ["convert", str(source), str(out), "--overwrite"])
-    assert result.exit_code == 2 and "notes.md" in result.stderr and (out / "notes.md").read_text() == "mine"
 
 
 # --- source and result

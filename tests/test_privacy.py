@@ -7,6 +7,7 @@ import stat
 import pytest
 from folders import edit
 from hub_fixtures import running_hub
+from oracles import tiny_sizes
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
@@ -38,8 +39,8 @@ def home(tmp_path, monkeypatch):
 def source(home):
     """A tiny BERT with a tokenizer and a text, whose files were written on somebody's machine."""
     folder = home / "models" / "stock"
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    BertForMaskedLM(BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)).save_pretrained(folder)
+    sizes = tiny_sizes(vocab_size=len(WORDS), hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(folder)
     (home / "vocab.txt").write_text("\n".join(WORDS))
     BertTokenizer(str(home / "vocab.txt")).save_pretrained(folder)
     edit(folder, _name_or_path=str(folder), data_dir=f"/home/{USER}/data", name_or_path="bert-base")
@@ -132,23 +133,9 @@ def test_homes_and_tokens_go_in_any_field(value):
 
 
 def test_which_fields_name_a_machine():
-    fields = {
-        "name_or_path": "/a/b",
-        "vocab_file": "~/v",
-        "cache_dir": "C:\\x",
-        "run_dir": "../x",
-        "tokenizer_file": "\\\\a",
-    }
+    machine = {"name_or_path": "/a/b", "vocab_file": "~/v", "cache_dir": "C:\\x", "run_dir": "../x", "b_file": "\\\\a"}
     kept = {"name_or_path": "user/bert", "vocab_file": "vocab.txt", "unk_token": "/", "num": 3, "some_path": None}
-    assert without_local_paths({**fields, **kept, "_file": 1}) == {
-        "name_or_path": "user/bert",
-        "vocab_file": "vocab.txt",
-        "unk_token": "/",
-        "num": 3,
-        "some_path": None,
-        "_file": 1,
-    }
-    assert without_local_paths(fields) == {}
+    assert without_local_paths(machine) == {} and without_local_paths({**kept, "_file": 1}) == {**kept, "_file": 1}
     assert last_name("/a/b/") == "b" and last_name("/") == "source"
 
 
@@ -185,7 +172,7 @@ def test_files_are_readable_as_the_umask_says(source, home, tmp_path, mask):
 
 
 def test_only_files_that_are_known_are_copied(source, home):
-    others = [".env", "id_rsa", "own.py", "secrets.json", "my.model", "pytorch_model.bin", ".git/config"]
+    others = [".env", "id_rsa", "own.py", "secrets.json", "my.model", "pytorch_model.bin", ".git/config", "README.md"]
     for name in others:
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text(TOKEN)
@@ -201,31 +188,19 @@ def test_only_files_that_are_known_are_copied(source, home):
 def mined(source):
     """A checkpoint with code of its own for everything, which must not run."""
     (source / "own.py").write_text("raise SystemExit('code of the source was run')")
-    auto = {
-        "AutoConfig": "own.C",
-        "AutoModel": "own.M",
-        "AutoModelForMaskedLM": "own.M",
-        "AutoTokenizer": ["own.T", None],
-    }
+    auto = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoModelForMaskedLM": "own.M"}
     edit(source, model_type="own", auto_map=auto)
     edit(source, "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.T", None]})
     return source
 
 
-def commands(source, home):
-    yield "compare", source, source, "--text", home / "texts.txt"
-    yield "convert", source, home / "out"
-    yield "demo", "--checkpoint", source, "--out", home / "out"
-
-
-@pytest.mark.parametrize("number", range(3), ids=["compare", "convert", "demo"])
-def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, number, monkeypatch):
-    def asked(*args):
-        raise AssertionError("asked whether to run code")
-
-    monkeypatch.setattr("builtins.input", asked)
-    command = list(map(str, list(commands(mined, home))[number]))
-    result = CliRunner().invoke(app, command, input="y\n")
+@pytest.mark.parametrize(
+    "command", ["compare SOURCE SOURCE --text TEXT", "convert SOURCE OUT", "demo --checkpoint SOURCE --out OUT"]
+)
+def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, command, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *given: pytest.fail("asked whether to run code"))
+    paths = {"SOURCE": mined, "OUT": home / "out", "TEXT": home / "texts.txt"}
+    result = CliRunner().invoke(app, [str(paths.get(word, word)) for word in command.split()], input="y\n")
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Do you wish to run" not in result.output
     assert "code of its own" in result.stderr or "model_type = 'own'" in result.stderr

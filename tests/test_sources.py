@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 import transformers
+from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from test_legacy import LEGACY, check_old_outputs
 from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
@@ -22,14 +23,7 @@ from hf_relpos.families.registry import FAMILIES
 WORDS, POSITIONS, LENGTH = 50, 20, 9
 ABSOLUTE = [name for name in FAMILIES if name not in ("bert", "nezha") and not FAMILIES[name].read_directly]
 HEADS = [(family, suffix) for family in ABSOLUTE for suffix in FAMILIES[family].suffixes]
-SIZES = {
-    "vocab_size": WORDS,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": POSITIONS,
-}
+SIZES = tiny_sizes(hidden_size=16, num_attention_heads=2, intermediate_size=24, max_position_embeddings=POSITIONS)
 OWN = {
     "distilbert": {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24},
     "electra": {"embedding_size": 16},
@@ -87,17 +81,23 @@ def load(folder, report):
     return getattr(hf_relpos, report.converted_to).from_pretrained(folder).eval()
 
 
+def converted(folder, family, suffix="Model", arguments=None, **fields):
+    """A tiny stock model with these fields, what it is converted to, and the report."""
+    stock, source = saved(folder / "stock", family, suffix, **fields)
+    report = convert(source, folder / "out", **arguments or {})
+    return stock, load(folder / "out", report), report
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("family, suffix", HEADS)
 def test_every_head(tmp_path, family, suffix):
     """The converter's own comparison is in float64, with token types; this one as a user would run both."""
-    stock, source = saved(tmp_path / "stock", family, suffix)
-    report = convert(source, tmp_path / "out", position_embedding_type="relative_key")
+    stock, model, report = converted(tmp_path, family, suffix, {"position_embedding_type": "relative_key"})
     assert report.method == "keep" and report.difference <= (1e-6 if family == "ernie" else 1e-12)
     assert report.architecture == FAMILIES[family].class_prefixes[0] + suffix
     assert report.converted_to == "RelPos" + COUNTERPARTS[suffix]
     inputs = batch(family, suffix == "ForCausalLM", suffix == "ForMultipleChoice")
-    assert_same_outputs(stock, load(tmp_path / "out", report), inputs)
+    assert_same_outputs(stock, model, inputs)
     assert type(AutoModel.from_pretrained(tmp_path / "out")) is RelPosBertModel
     counted = sum(step.parameters for step in report.steps if step.source and step.kind != "created")
     shared = {"albert": 2}.get(family, 1)
@@ -107,9 +107,8 @@ def test_every_head(tmp_path, family, suffix):
 
 @pytest.mark.parametrize("family", ABSOLUTE)
 def test_drop_is_purely_relative_and_has_no_limit(tmp_path, family):
-    stock, source = saved(tmp_path / "stock", family, "ForMaskedLM")
-    report = convert(source, tmp_path / "out", method="drop", position_embedding_type="relative_key")
-    model = load(tmp_path / "out", report)
+    arguments = {"method": "drop", "position_embedding_type": "relative_key"}
+    stock, model, _ = converted(tmp_path, family, "ForMaskedLM", arguments)
     assert model.bert.embeddings.position_embeddings is None
     with torch.no_grad():
         assert model(torch.randint(2, WORDS, (1, 3 * POSITIONS))).logits.isfinite().all()
@@ -121,46 +120,38 @@ def test_drop_is_purely_relative_and_has_no_limit(tmp_path, family):
 
 @pytest.mark.parametrize("family", ABSOLUTE)
 def test_shards_and_other_names(tmp_path, family):
-    stock, source = saved(tmp_path / "stock", family, "ForMaskedLM", shards="4KB")
-    shards = list(source.glob("model-*.safetensors"))
-    assert len(shards) > 2
-    one = convert(source, tmp_path / "one")
-    index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
-    tensors = {}
-    for shard in shards:
-        tensors |= load_file(shard)
-        shard.unlink()
-    assert tensors.keys() == index.keys()
-    (source / "model.safetensors.index.json").unlink()
+    """Shards, and one file with the old names of tensors; an encoder stored bare, and with the prefix of a head's."""
+    stock, source = saved(tmp_path / "shards", family, "ForMaskedLM", shards="4KB")
+    assert len(list(source.glob("model-*.safetensors"))) > 2
+
+    def renamed(name, model, rename):
+        model.save_pretrained(tmp_path / name)
+        path = tmp_path / name / "model.safetensors"
+        save_file({rename(key): tensor for key, tensor in load_file(path).items()}, path, {"format": "pt"})
 
     def old(name):
         norm = name.rsplit(".", 2)[-2].lower().endswith("norm")
-        return name.replace(".weight", ".gamma").replace(".bias", ".beta") if norm else name
+        return "module." + (name.replace(".weight", ".gamma").replace(".bias", ".beta") if norm else name)
 
-    renamed = {"module." + old(name): tensor for name, tensor in tensors.items()}
-    assert any(name.endswith(".gamma") for name in renamed)
-    save_file(renamed, source / "model.safetensors")
-    two = convert(source, tmp_path / "two")
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    assert one.converted_to == two.converted_to == "RelPosBertForMaskedLM"
-    assert_same_outputs(stock, load(tmp_path / "two", two), batch(family))
-    encoder, prefix = stock.base_model, stock.base_model_prefix
-    for number, start in enumerate(("", f"{prefix}.")):  # an encoder stored bare, and with the prefix of a head's
-        encoder.save_pretrained(tmp_path / f"encoder{number}")
-        path = tmp_path / f"encoder{number}" / "model.safetensors"
-        save_file({start + name: tensor for name, tensor in load_file(path).items()}, path, {"format": "pt"})
-        convert(path.parent, tmp_path / f"out{number}")
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("out0", "out1"))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    renamed("old", stock, old)
+    renamed("bare", stock.base_model, str)
+    renamed("prefixed", stock.base_model, lambda name: f"{stock.base_model_prefix}.{name}")
+    for one, other, converted_to in (
+        ("shards", "old", "RelPosBertForMaskedLM"),
+        ("bare", "prefixed", "RelPosBertModel"),
+    ):
+        reports = [convert(tmp_path / name, tmp_path / f"{name}-out") for name in (one, other)]
+        assert {report.converted_to for report in reports} == {converted_to}
+        first, second = (load_file(tmp_path / f"{name}-out" / "model.safetensors") for name in (one, other))
+        assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert any(name.endswith(".gamma") for name in load_file(tmp_path / "old" / "model.safetensors"))
+    assert_same_outputs(stock, RelPosBertForMaskedLM.from_pretrained(tmp_path / "old-out").eval(), batch(family))
 
 
 @pytest.mark.parametrize("family", [name for name in ABSOLUTE if FAMILIES[name].padding])
 def test_rows_of_padding_are_cut_off(tmp_path, family):
     """514 rows are 512 positions; both numbers and the rows that go are in the report."""
-    stock, source = saved(tmp_path / "stock", family)
-    report = convert(source, tmp_path / "out")
-    model = load(tmp_path / "out", report)
+    stock, model, report = converted(tmp_path, family)
     table = stock.embeddings.position_embeddings.weight
     assert model.config.max_position_embeddings == POSITIONS - 2
     assert torch.equal(model.embeddings.position_embeddings.weight, table[2:])
@@ -189,9 +180,7 @@ def test_the_comparison_sees_positions_that_are_off_by_one(tmp_path, monkeypatch
 
 def test_token_types_that_a_source_lacks_are_zero(tmp_path):
     """So that a tokenizer may pass none, or zeros, or ones."""
-    _, source = saved(tmp_path / "stock", "distilbert")
-    report = convert(source, tmp_path / "out")
-    model = load(tmp_path / "out", report)
+    _, model, report = converted(tmp_path, "distilbert")
     types = model.embeddings.token_type_embeddings.weight
     assert types.shape == (2, 16) and not types.any()
     assert {step.note for step in report.of_kind("created") if "token_type" in step.target} == {"zero"}
@@ -215,15 +204,16 @@ def test_heads_with_another_pooler_are_refused(tmp_path, suffix):
 
 
 def test_mpnet_keeps_its_bias(tmp_path):
-    stock, source = saved(tmp_path / "stock", "mpnet", max_position_embeddings=162)
-    report = convert(source, tmp_path / "out")
+    stock, model, report = converted(tmp_path, "mpnet", max_position_embeddings=162)
     assert report.position_embedding_type == "t5" and report.difference <= 1e-12
     assert (report.position_options["buckets"], report.position_options["max_distance"]) == (32, 128)
-    model = load(tmp_path / "out", report)
     bias = model.encoder.distance_embedding.relative_attention_bias.weight
     assert torch.equal(bias, stock.encoder.relative_attention_bias.weight)
     ids = torch.randint(2, WORDS, (1, 160))  # distances past all its buckets
     assert_same_outputs(stock, model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    source = tmp_path / "stock"
+    dropped = convert(source, tmp_path / "relative", method="drop")
+    assert dropped.position_embedding_type == "t5"  # all that is left of its positions
     both = convert(source, tmp_path / "both", position_embedding_type="shaw", position_options={"clip": 3})
     assert both.position_embedding_type == ["t5", "shaw"] and both.difference <= 1e-12
     assert both.position_options["shaw"]["clip"] == 3 and both.position_options["t5"]["buckets"] == 32
@@ -234,20 +224,12 @@ def test_mpnet_keeps_its_bias(tmp_path):
     assert origin["encoder.relative_attention_bias.weight"] == "reused"
 
 
-def test_mpnet_without_its_table(tmp_path):
-    _, source = saved(tmp_path / "stock", "mpnet")
-    dropped = convert(source, tmp_path / "relative", method="drop")
-    assert dropped.position_embedding_type == "t5"  # all that is left of its positions
-
-
 # --- embeddings of a width of their own
 
 
 @pytest.mark.parametrize("family", ["electra", "albert"])
 def test_projected_embeddings(tmp_path, family):
-    stock, source = saved(tmp_path / "stock", family, "ForMaskedLM", embedding_size=12)
-    report = convert(source, tmp_path / "out")
-    model = load(tmp_path / "out", report)
+    stock, model, report = converted(tmp_path, family, "ForMaskedLM", embedding_size=12)
     assert report.difference <= 1e-12 and model.config.embedding_size == model.config.input_size == 12
     assert model.bert.embeddings.embeddings_project.weight.shape == (16, 12)
     assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
@@ -266,9 +248,7 @@ def test_a_stray_embedding_size_of_a_bert_is_not_read():
 
 @pytest.mark.parametrize("groups, inner", [(1, 1), (4, 1), (2, 2)])
 def test_layers_that_albert_shares(tmp_path, groups, inner):
-    stock, source = saved(tmp_path / "stock", "albert", num_hidden_groups=groups, inner_group_num=inner)
-    report = convert(source, tmp_path / "out")
-    model = load(tmp_path / "out", report)
+    stock, model, report = converted(tmp_path, "albert", num_hidden_groups=groups, inner_group_num=inner)
     assert len(model.encoder.layer) == 4 * inner
     assert_same_outputs(stock, model, batch("albert"))
     origins = [step.source for step in report.steps if "attention.self.query.weight" in (step.target or "")]
@@ -409,29 +389,3 @@ def test_pickles_of_other_things_are_refused(tmp_path, content, words):
     with pytest.raises(ConversionError, match=words):
         convert(source, tmp_path / "out", allow_pickle=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_pickled_repository_of_the_hub(tmp_path, hub):
-    """Its pickle is downloaded when it is asked for, and never beside safetensors."""
-    legacy = LEGACY / "relative_key" / "BertForMaskedLM"
-    tensors = load_file(legacy / "model.safetensors")
-    source = pickled(tmp_path / "source", tensors, legacy / "config.json", sharded=True)
-    files = {path.name: path.read_bytes() for path in source.iterdir()}
-    hub.put("user/pickled", files)
-    safe = {name: (legacy / name).read_bytes() for name in ("config.json", "model.safetensors")}
-    hub.put("user/both", {**safe, "pytorch_model.bin": b"not read"})
-    hub.run(
-        f"""
-        import pytest
-        from hf_relpos.conversion import ConversionError, convert
-
-        with pytest.raises(ConversionError, match="allow_pickle=True"):
-            convert("user/pickled", "refused")
-        convert("user/both", "both", allow_pickle=True)
-        convert("user/pickled", {str(tmp_path / "out")!r}, allow_pickle=True)
-        """,
-        without=(),
-    )
-    resolved = [request.path for request in hub.requests if request.method == "GET" and "/resolve/" in request.path]
-    assert not any("user/both" in path and path.endswith(".bin") for path in resolved)
-    check_old_outputs(RelPosBertForMaskedLM.from_pretrained(tmp_path / "out"), legacy)

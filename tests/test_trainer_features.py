@@ -11,7 +11,7 @@ import selection
 import torch
 from launching import SERVER, import_script, run_python
 from parallel_train import EPSILON, STEPS, WAYS, alone
-from selection import FEATURE_SCHEMES
+from selection import FEATURE_SCHEMES, with_full
 from toy_training import make_model, train
 from transformers import AutoModelForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
@@ -21,11 +21,9 @@ from hf_relpos.models.saved_code import remote_code as saving
 last_checkpoint = import_script("recipes.running").last_checkpoint
 
 
-def schemes(*quick):
-    """Every kind of scheme, `full` those that are not named here."""
-    return pytest.mark.parametrize(
-        "scheme", [each if each in quick else pytest.param(each, marks=pytest.mark.full) for each in FEATURE_SCHEMES]
-    )
+deberta_first, tables_first = (
+    pytest.mark.parametrize("scheme", with_full([scheme], FEATURE_SCHEMES)) for scheme in ("deberta", "tables")
+)
 
 
 def same(model, other):
@@ -36,13 +34,6 @@ def same(model, other):
 # Two processes ------------------------------------------------------------------------------------------------------
 
 QUICK = ("ddp", "ddp, reentrant", "ddp, resumed", "fsdp by the Trainer")
-
-
-def ways(*names):
-    """Ways of `parallel_train`, `full` those that are not quick."""
-    return pytest.mark.parametrize(
-        "way", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in names]
-    )
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +62,8 @@ def check_way(way, parallel, scheme):
 
 
 @pytest.mark.heavy
-@schemes("deberta")
-@ways("ddp", "ddp, accumulated", "ddp, reentrant")
+@deberta_first
+@pytest.mark.parametrize("way", with_full(["ddp", "ddp, reentrant"], ["ddp, accumulated"]))
 def test_two_processes_train_as_one(way, scheme, parallel):
     """Plainly, over parts of batches, and with reentrant activation checkpointing; `test_processes` has the other."""
     found = parallel(scheme)[0][way]
@@ -82,14 +73,14 @@ def test_two_processes_train_as_one(way, scheme, parallel):
         check_way(way, parallel, scheme)
 
 
-@schemes("deberta")
+@deberta_first
 def test_the_trainer_shards(scheme, parallel):
     """With `fsdp=True` and the layers as units; on CPUs that accelerate takes for GPUs."""
     check_way("fsdp by the Trainer", parallel, scheme)
 
 
-@schemes("deberta")
-@ways("ddp, resumed", "fsdp by the Trainer, resumed")
+@deberta_first
+@pytest.mark.parametrize("way", with_full(["ddp, resumed"], ["fsdp by the Trainer, resumed"]))
 def test_several_processes_resume_exactly(way, scheme, parallel):
     """With dropout: bit by bit the losses of the run that was not interrupted."""
     found = parallel(scheme)[0][way]
@@ -99,7 +90,7 @@ def test_several_processes_resume_exactly(way, scheme, parallel):
 # One process --------------------------------------------------------------------------------------------------------
 
 
-@schemes("tables")
+@tables_first
 def test_resumed_is_uninterrupted(scheme, tmp_path):
     """With dropout; losses and every weight, bit by bit."""
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
@@ -109,7 +100,7 @@ def test_resumed_is_uninterrupted(scheme, tmp_path):
     assert rest == whole[4:] and same(trained.model, again.model)
 
 
-@schemes("tables")
+@tables_first
 def test_bf16_keeps_weights_in_float32(scheme, tmp_path):
     """Attention computes in bfloat16, the losses are near those of float32."""
     exact, _ = train(make_model("kind", scheme), "kind", tmp_path, max_steps=10)
@@ -121,7 +112,7 @@ def test_bf16_keeps_weights_in_float32(scheme, tmp_path):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@schemes("deberta")
+@deberta_first
 def test_gradient_checkpointing_trains_the_same(reentrant, scheme, tmp_path):
     settings = {"max_steps": 3, "adam_epsilon": EPSILON}
     plain, trained = train(make_model("order", scheme), "order", tmp_path, **settings)
@@ -146,7 +137,7 @@ class Worse(TrainerCallback):
                     parameter.mul_(1.5)
 
 
-@schemes("tables")
+@tables_first
 def test_early_stopping_ends_with_the_best_model(scheme, tmp_path):
     each = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "save_total_limit": 1}
@@ -237,7 +228,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("part", ["code", "weights", "optimizer", "state"])
-@schemes("tables")
+@tables_first
 def test_killed_while_saving(part, scheme, tmp_path, uninterrupted):
     """The last whole checkpoint is gone on from, to the weights of a run that was not killed, bit by bit."""
     killed(train_to_death, scheme, tmp_path, part)
@@ -258,14 +249,9 @@ def test_killed_while_saving(part, scheme, tmp_path, uninterrupted):
 def test_last_checkpoint(tmp_path):
     """None without any; names and contents that are no checkpoints are passed over, and steps are numbers."""
     assert last_checkpoint(tmp_path / "nowhere") is None and last_checkpoint(tmp_path) is None
-    for name, state in [
-        ("checkpoint-9", "{}"),
-        ("checkpoint-10", "{}"),
-        ("checkpoint-11", "{"),
-        ("checkpoint-x", "{}"),
-    ]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").write_text(state)
-    (tmp_path / "checkpoint-12").mkdir()
+    for name, state in {"9": "{}", "10": "{}", "11": "{", "x": "{}", "12": None}.items():
+        (tmp_path / f"checkpoint-{name}").mkdir()
+        if state:
+            (tmp_path / f"checkpoint-{name}" / "trainer_state.json").write_text(state)
     (tmp_path / "checkpoint-13").write_text("a file")
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")

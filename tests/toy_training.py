@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 import torch
+from oracles import tiny_config
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from hf_relpos import (
-    RelPosBertConfig,
     RelPosBertForMaskedLM,
     RelPosBertForSequenceClassification,
     RelPosBertForTokenClassification,
@@ -78,21 +78,8 @@ class Losses(TrainerCallback):
 def make_model(task: str, scheme: str, dropout: float = 0.0):
     """A tiny model, the same for the same arguments."""
     set_seed(0)
-    return HEADS[task](
-        RelPosBertConfig(
-            position_embedding_type=scheme,
-            vocab_size=20,
-            hidden_size=24,
-            num_attention_heads=3,
-            num_hidden_layers=2,
-            intermediate_size=32,
-            max_position_embeddings=16,
-            initializer_range=0.2,
-            is_decoder=task == "next",
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
-    )
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return HEADS[task](tiny_config(scheme, vocab_size=20, is_decoder=task == "next", **rates))
 
 
 def train(
