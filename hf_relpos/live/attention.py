@@ -16,7 +16,7 @@ from ..attention.unpadding import RowGroup
 from .batch import Batch, take_batch
 
 
-class TakesBatch:
+class BatchAsMask:
     """To be put before the class of a stack of layers, which get the running batch in place of the mask."""
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -8,11 +8,11 @@ import torch
 from ..attention.formula import Terms, toeplitz_table
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MPNetEncoder, MPNetSelfAttention
-from .attention import TakesBatch, attend_to_batch, offsets_in, rate_of, split_heads
+from .attention import BatchAsMask, attend_to_batch, offsets_in, rate_of, split_heads
 from .batch import Batch, PaddedBatch, take_batch
 
 
-class AcceleratedMPNetEncoder(TakesBatch, MPNetEncoder):
+class AcceleratedMPNetEncoder(BatchAsMask, MPNetEncoder):
     """`MPNetEncoder` whose bias has one entry for each offset."""
 
     def compute_position_bias(

@@ -7,7 +7,7 @@ import torch
 from ..attention.formula import Terms
 from ..attention.unpadding import UnpaddedBatch
 from ..host.live import RoFormerEncoder, RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
-from .attention import TakesBatch, attend_to_batch, rate_of, split_heads
+from .attention import BatchAsMask, attend_to_batch, rate_of, split_heads
 from .batch import Batch, PaddedBatch, take_batch
 
 
@@ -22,7 +22,7 @@ class AcceleratedRoFormerSinusoidalPositionalEmbedding(RoFormerSinusoidalPositio
         return angles
 
 
-class AcceleratedRoFormerEncoder(TakesBatch, RoFormerEncoder):
+class AcceleratedRoFormerEncoder(BatchAsMask, RoFormerEncoder):
     """`RoFormerEncoder` with our attention."""
 
 
