@@ -12,6 +12,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, models as s
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
 from typer.testing import CliRunner
+from wording import tokenizer
 
 import hf_relpos
 from hf_relpos import registration
@@ -101,9 +102,7 @@ def folder(tmp_path_factory):
             torch.manual_seed(0)
             model = kind(code.RemoteConfig()).eval()
             model.save_pretrained(place / kind.__name__, max_shard_size="3KB")
-            words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
-            (place / "vocab.txt").write_text("\n".join(words))
-            transformers.BertTokenizer(str(place / "vocab.txt")).save_pretrained(place / kind.__name__)
+            tokenizer(place).save_pretrained(place / kind.__name__)
             saved[kind.__name__] = model
     return place, saved
 
@@ -220,23 +219,15 @@ def loaded(folder, table, left_out="", **options):
     return Tables.from_pretrained(folder, **options)
 
 
-def set_data(module):
-    module.table.data.fill_(3.0)
+CHANGES = {
+    "data": lambda module: module.table.data.fill_(3.0),
+    "in place": lambda module: module.table.fill_(3.0),
+    "another tensor": lambda module: setattr(module, "table", torch.full((4,), 3.0)),
+    "longer": lambda module: module.register_buffer("table", torch.full((9,), 3.0), persistent=False),
+}
 
 
-def set_in_place(module):
-    module.table.fill_(3.0)
-
-
-def set_tensor(module):
-    module.table = torch.full((4,), 3.0)
-
-
-def set_longer(module):
-    module.register_buffer("table", torch.full((9,), 3.0), persistent=False)
-
-
-@pytest.mark.parametrize("change", [set_data, set_in_place, set_tensor, set_longer])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize(
     "then", [copy.deepcopy, lambda model: model.half(), lambda model: model], ids=["copy", "half", "same"]
 )

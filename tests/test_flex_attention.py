@@ -164,14 +164,15 @@ def test_query_without_keys_gets_zeros():
 def test_what_it_captures_grows_with_the_length_alone():
     length = 600
     query = torch.randn(1, 2, length, SIZE)
-    terms = Terms(
-        query_table=(clipped_to(torch.randn(2, 17, SIZE), 8),), key_table=(clipped_to(torch.randn(2, 9, SIZE), 4),)
-    )
-    terms = dataclasses.replace(terms, bias=(clipped_to(torch.randn(2, 17), 8),))
+    tables = {
+        "query_table": torch.randn(2, 17, SIZE),
+        "key_table": torch.randn(2, 9, SIZE),
+        "bias": torch.randn(2, 17),
+    }
+    terms = Terms(**{field: (clipped_to(rows, rows.shape[1] // 2),) for field, rows in tables.items()})
+    call = AttentionCall(query, query, query, terms, AttentionContext(length, length))
     with LargestTensor() as seen:
-        backend._modifications(
-            AttentionCall(query, query, query, terms, AttentionContext(length, length)), query, query
-        )
+        backend._modifications(call, query, query)
     assert seen.elements == 2 * length * 17
 
 
@@ -237,9 +238,8 @@ def test_cuda_looks_for_no_package_in_a_call(monkeypatch):
 
 
 def test_harmonic_stays_plain_attention_and_the_cpu_takes_it_by_name_alone():
-    text = explain_backend(tiny_config("harmonic", hidden_size=32, num_attention_heads=2), 2, 600, "cuda")
-    assert "takes sdpa" in text
-    assert "not flex_attention: by default it is for CUDA alone" in explain_backend(
-        tiny_config("relative_key"), 2, 600
-    )
+    harmonic = tiny_config("harmonic", hidden_size=32, num_attention_heads=2)
+    assert "takes sdpa" in explain_backend(harmonic, 2, 600, "cuda")
+    said = explain_backend(tiny_config("relative_key"), 2, 600)
+    assert "not flex_attention: by default it is for CUDA alone" in said
     assert not FlexAttention().unsupported(dataclasses.replace(make("all"), by_name=True))

@@ -42,7 +42,7 @@ def name_of(scheme):
 
 
 @pytest.mark.parametrize("scheme", EVERY_CODE, ids=name_of)
-def test_imports_are_found_everywhere(scheme, tmp_path):
+def test_imports_are_found_everywhere_and_no_name_is_undefined_or_unused(scheme, tmp_path):
     """Transformers reads text: a line of a docstring that looks like a relative import counts."""
     files = bundle(tiny_config(scheme))
     assert set(files) == FILES
@@ -51,18 +51,8 @@ def test_imports_are_found_everywhere(scheme, tmp_path):
         assert set(get_imports(tmp_path / name)) <= EVERYWHERE
     assert get_relative_imports(tmp_path / CONFIGURATION) == []
     assert get_relative_imports(tmp_path / MODELING) == [CONFIGURATION.removesuffix(".py")]
-
-
-@pytest.mark.parametrize("scheme", EVERY_CODE, ids=name_of)
-def test_no_name_is_undefined_or_unused(scheme, tmp_path):
-    for name, text in bundle(tiny_config(scheme)).items():
-        (tmp_path / name).write_text(text)
-    checked = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "--no-cache", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "--no-cache", str(tmp_path)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -89,13 +79,11 @@ def test_every_stand_in_is_used():
     assert not unused
 
 
-def test_the_same_text_in_every_process(tmp_path):
+def test_the_same_text_in_every_process():
     script = (
-        "import hashlib, sys; from hf_relpos import RelPosBertConfig\n"
+        "from hf_relpos import RelPosBertConfig\n"
         "from hf_relpos.models.saved_code.bundle import bundle\n"
-        "for scheme in ('deberta', ['shaw', 't5']):\n"
-        "    files = bundle(RelPosBertConfig(position_embedding_type=scheme))\n"
-        "    print(hashlib.sha256(''.join(files.values()).encode()).hexdigest())\n"
+        "print([bundle(RelPosBertConfig(position_embedding_type=each)) for each in ('deberta', ['shaw', 't5'])])\n"
     )
     printed = {run_code(script, env={**os.environ, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     assert len(printed) == 1
@@ -365,20 +353,6 @@ def test_every_scheme_runs_without_the_package(tmp_path):
             assert saved_code(job["save"]) == FILES and saved_map(job["save"]) == AUTO_MAP
             code = {name: (job["load"] / name).read_bytes() for name in FILES}
             assert {name: (job["save"] / name).read_bytes() for name in FILES} == code
-
-
-def test_every_head_runs_without_the_package(tmp_path):
-    """Each head, saved here and loaded there by its Auto class."""
-    file = write_inputs(tmp_path, "shaw")
-    choices = {key: tensor[:, None].repeat(1, 2, 1) for key, tensor in load_file(file).items()}
-    save_file(choices, tmp_path / "choices.safetensors")
-    jobs = []
-    for auto, head in HEADS.items():
-        model = tiny_model(head, "relative_key_query", is_decoder=auto == "AutoModelForCausalLM")
-        model.save_pretrained(tmp_path / auto)
-        read = tmp_path / "choices.safetensors" if auto == "AutoModelForMultipleChoice" else file
-        jobs.append({"auto": auto, "load": tmp_path / auto, "inputs": read})
-    check_jobs(jobs, tmp_path / "run")
 
 
 REPRESENTATIVES = ["relative_key_query", "tables", "transformer_xl", "deberta", "t5", "rope", "harmonic"]
