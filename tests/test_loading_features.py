@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 
 
-BATCH, LENGTH = 2, 14
+BATCH, LENGTH = 2, 9
 
 
 def words(name):
