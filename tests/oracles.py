@@ -228,6 +228,14 @@ def tiny_attention(name: str, dtype: torch.dtype = torch.float64, **overrides) -
     return stir(layer).to(dtype).eval()
 
 
+@torch.no_grad()
+def load_projections(layer: RelPosBertSelfAttention, weights, biases=None) -> None:
+    """Give `query`, `key` and `value`, in this order, these weights, and these biases or zeros."""
+    for number, linear in enumerate((layer.query, layer.key, layer.value)):
+        linear.weight.copy_(weights[number])
+        linear.bias.copy_(torch.zeros_like(linear.bias) if biases is None else biases[number])
+
+
 def projections(layer: RelPosBertSelfAttention, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k and v of every head, each (B, H, L, d), worked out in NumPy from the weights of the layer."""
     batch, length, width = hidden.shape
@@ -242,6 +250,9 @@ def projections(layer: RelPosBertSelfAttention, hidden: torch.Tensor) -> tuple[n
 def padding(lengths: list[int], total: int) -> torch.Tensor:
     """True where a token is real: (B, L), padded on the right."""
     return torch.arange(total)[None] < torch.tensor(lengths)[:, None]
+
+
+REAL = padding([9, 5], 9)  # of the fixture `hidden` in tests/schemes
 
 
 def paper_attention(layer, hidden, real, score, value=None) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,17 @@ import math
 
 import pytest
 import torch
-from oracles import array, golden, padding, paper_attention, tiny_attention, tiny_config, tiny_model, uncompiled
+from oracles import (
+    array,
+    golden,
+    load_projections,
+    padding,
+    paper_attention,
+    tiny_attention,
+    tiny_config,
+    tiny_model,
+    uncompiled,
+)
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
@@ -66,10 +76,9 @@ def as_cable(tensors):
     """A layer with the parameters of the original, whose products are not scaled; its input, and the output."""
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "is_decoder": True}
     layer = tiny_attention("cable", dtype=torch.float32, **sizes)
-    for part, kind in (("weight", tensors["c_attn.weight"]), ("bias", tensors["c_attn.bias"])):
-        for linear, own in zip((layer.query, layer.key, layer.value), kind.chunk(3), strict=True):
-            getattr(linear, part).copy_(own * (math.sqrt(8) if linear is layer.query else 1))
-        getattr(layer.distance_embedding.h_attn, part).copy_(tensors[f"h_attn.{part}"])
+    query, key, value = zip(tensors["c_attn.weight"].chunk(3), tensors["c_attn.bias"].chunk(3), strict=True)
+    load_projections(layer, *zip([math.sqrt(8) * each for each in query], key, value, strict=True))
+    layer.distance_embedding.h_attn.load_state_dict({part: tensors[f"h_attn.{part}"] for part in ("weight", "bias")})
     return layer, tensors["hidden"], tensors["out"]
 
 

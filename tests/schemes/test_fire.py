@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import array, golden, layer_error, padding, tiny_attention
+from oracles import REAL, array, golden, layer_error, padding, tiny_attention
 
 from hf_relpos.attention.context import AttentionContext, Positions
 
@@ -26,15 +26,6 @@ def paper(module, threshold, normalizer=max, start=0):
         return q @ k / math.sqrt(8) + W2[h] @ np.maximum(W1[:, 0] * share + b1, 0) + b2[h]
 
     return score
-
-
-LENGTH = 18
-REAL = padding([LENGTH, 11], LENGTH)
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, LENGTH, 24, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("threshold", [512, 5])
@@ -55,12 +46,12 @@ def test_is_not_a_function_of_the_offset_above_the_threshold(hidden):
     """Positions matter themselves: given ones must reach it, and a cache must not restart them."""
     layer = tiny_attention("fire", position_options={"threshold": 5})
     module = layer.distance_embedding.bias
-    positions = torch.arange(LENGTH).expand(2, -1) + 40
-    context = AttentionContext(LENGTH, LENGTH, positions=Positions(positions, LENGTH - 1))
-    everyone = padding([LENGTH, LENGTH], LENGTH)
+    positions = torch.arange(9).expand(2, -1) + 40
+    context = AttentionContext(9, 9, positions=Positions(positions, 9 - 1))
+    everyone = padding([9, 9], 9)
     assert layer_error(layer, hidden, everyone, paper(module, 5, start=40), context=context) <= 1e-10
-    last = module(AttentionContext(2, LENGTH, start=LENGTH - 2))
-    assert (last - module(AttentionContext(LENGTH, LENGTH))[:, :, -2:]).abs().max() == 0
+    last = module(AttentionContext(2, 9, start=9 - 2))
+    assert (last - module(AttentionContext(9, 9))[:, :, -2:]).abs().max() == 0
 
 
 def test_initialisation():

@@ -82,15 +82,6 @@ def test_small_grids_and_one_line():
         assert layer_error(layer, hidden, padding([length], length), score, context=on(grid)) <= 1e-10
 
 
-@torch.no_grad()
-def test_blind_to_directions_and_to_the_axes():
-    layer, grid = tiny_attention("hop"), grid_ids(3, 5)
-    hidden = torch.randn(1, 15, 24, dtype=torch.float64)
-    out = layer(hidden, context=on(grid))[0]
-    for turned in (grid.flip(-1), torch.tensor([2, 4]) - grid):
-        assert (layer(hidden, context=on(turned))[0] - out).abs().max() <= 1e-12
-
-
 def test_begins_as_the_original_does():
     linear = tiny_attention("hop", initializer_range=100.0).distance_embedding.pos_embed_linear
     assert np.abs(array(linear.weight)).max() <= math.sqrt(6 / 16) + 0.6  # Xavier, and the noise of `stir`

@@ -7,14 +7,12 @@ import math
 
 import pytest
 import torch
-from oracles import array, golden, layer_error, padding, tiny_attention
+from oracles import REAL, array, golden, layer_error, tiny_attention
 
 from hf_relpos.attention.context import AttentionContext, LayerInputs
 
 
 KINDS = ("log", "power")
-LENGTH = 14
-REAL = padding([LENGTH, 9], LENGTH)
 
 
 def paper(layer, kind, inside=False):
@@ -31,11 +29,6 @@ def paper(layer, kind, inside=False):
         return q @ k / math.sqrt(8) + bias(h, j - i)
 
     return score
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, LENGTH, 24, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -57,17 +57,6 @@ def test_equals_the_original_code(case):
     assert parity(case) <= 1e-6
 
 
-@torch.no_grad()
-def test_tokens_outside_the_grid():
-    """A zero vector, whichever coordinate is negative and by how much."""
-    model = tiny_model(RelPosBertModel, "sinusoidal_2d").double()
-    grid = torch.tensor([[[-1, -1], [-1, 3], [2, -7], [0, 0]]])
-    embeddings, ids = model.embeddings, torch.randint(1, 50, (1, 4))
-    plain = embeddings.LayerNorm(embeddings.word_embeddings(ids) + embeddings.token_type_embeddings.weight[0])
-    apart = (embeddings(ids, position_ids=grid) - plain).abs().amax(-1)[0]
-    assert apart[:3].max() <= 1e-12 and apart[3] > 1e-2
-
-
 @pytest.mark.parametrize("ids", [None, torch.arange(6)[None]], ids=["none", "of a row"])
 def test_rows_and_columns_are_asked_for(ids):
     model = tiny_model(RelPosBertModel, "sinusoidal_2d")

@@ -11,13 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles import array, golden, layer_error, padding, tiny_attention, tiny_model
+from oracles import REAL, array, golden, layer_error, load_projections, padding, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertModel
 from hf_relpos.attention.context import Positions
-
-
-REAL = padding([9, 6], 9)
 
 
 def bucket(r: int) -> int:
@@ -120,10 +117,7 @@ def parity(variant: str) -> float:
     length = found["real"].shape[1]
     errors = [shared(AttentionContext(length, length))[0] - found["bias"]]
     for number in range(layers):
-        for part in ("weight", "bias"):
-            chunks = found[f"{number}.in_proj_{part}"].chunk(3)
-            for linear, chunk in zip((layer.query, layer.key, layer.value), chunks, strict=True):
-                getattr(linear, part).copy_(chunk)
+        load_projections(layer, *(found[f"{number}.in_proj_{part}"].chunk(3) for part in ("weight", "bias")))
         out, _ = layer(found[f"{number}.hidden_states"], attention_mask=found["real"][:, None, None, :])
         errors.append(out - found[f"{number}.context"])
     return max(error.abs().max().item() for error in errors)

@@ -7,13 +7,22 @@ import math
 
 import pytest
 import torch
-from oracles import array, golden, layer_error, padding, sine_cosine, tiny_attention, tiny_model
+from oracles import (
+    REAL,
+    array,
+    golden,
+    layer_error,
+    load_projections,
+    padding,
+    sine_cosine,
+    tiny_attention,
+    tiny_model,
+)
 
 from hf_relpos import AttentionContext, RelPosBertModel
 from hf_relpos.attention.context import TokenInputs
 
 
-REAL = padding([9, 6], 9)
 TYPES = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0, 0]])
 
 
@@ -47,27 +56,19 @@ def segmented(length=9, types=TYPES):
     return AttentionContext(length, length, tokens=TokenInputs(token_type_ids=types))
 
 
-def test_equals_the_paper(layer, hidden):
-    assert layer_error(layer, hidden, REAL, paper(layer), context=segmented()) <= 1e-10
-
-
-def test_without_token_types_all_is_one_segment(layer, hidden):
-    assert layer_error(layer, hidden, REAL, paper(layer, types=None)) <= 1e-10
-    one = torch.ones_like(TYPES)
-    assert layer_error(layer, hidden, REAL, paper(layer, types=None), context=segmented(types=one)) <= 1e-10
-
-
-def test_without_segments(hidden):
-    layer = tiny_attention("xlnet", position_options={"segments": False})
-    assert layer_error(layer, hidden, REAL, paper(layer, types=None), context=segmented()) <= 1e-10
+@pytest.mark.parametrize(
+    "segments, types", [(True, None), (True, torch.ones_like(TYPES)), (False, TYPES)], ids=["none", "ones", "not read"]
+)
+def test_tokens_of_one_segment(segments, types, hidden):
+    layer = tiny_attention("xlnet", position_options={"segments": segments})
+    assert layer_error(layer, hidden, REAL, paper(layer, types=None), context=segmented(types=types)) <= 1e-10
 
 
 @pytest.mark.parametrize(
-    "options, clamp",
-    [({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15), ({}, math.inf)],
-    ids=["clamp_len", "clip", "none"],
+    "options, clamp", [({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15), ({}, math.inf)], ids=str
 )
-def test_past_the_trained_range(options, clamp):
+def test_equals_the_paper(options, clamp):
+    """Past the trained range, too."""
     layer = tiny_attention("xlnet", position_options=options)
     hidden, types = torch.randn(1, 20, 24, dtype=torch.float64), torch.arange(20)[None] // 12
     expected = paper(layer, types, clamp=clamp)
@@ -108,9 +109,7 @@ def parity(case: str) -> float:
     sizes, tensors = golden("xlnet")
     clamp, memory = sizes["cases"][case]["clamp_len"], sizes["cases"][case]["mlen"]
     layer = tiny_attention("xlnet", position_options={"clamp_len": clamp if clamp > 0 else None})
-    for name, linear in {"q": layer.query, "k": layer.key, "v": layer.value}.items():
-        linear.weight.copy_(tensors[name].flatten(1).T)
-        linear.bias.zero_()
+    load_projections(layer, [tensors[name].flatten(1).T for name in "qkv"])
     names = [name for name, _ in layer.distance_embedding.named_parameters()]
     layer.distance_embedding.load_state_dict({name: tensors[name] for name in names}, strict=True)
     found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(case)}
