@@ -369,4 +369,4 @@ def test_the_nearest_name_is_said(source, tmp_path, arguments, words):
 
 def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):
     result = run("convert", source, tmp_path / "out", "--method", "distil", "--text", "")
-    assert result.exit_code == 2 and "Error: --text '' is empty" in result.stderr
+    assert result.exit_code == 2 and "Error: --text '' is not a path" in result.stderr
