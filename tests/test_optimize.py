@@ -318,31 +318,17 @@ def test_summaries_of_xlnet_read_what_they_read(summary, side):
         assert_equal_numbers(ours, theirs, 1e-10)
 
 
-class Convolution(nn.Module):
-    """A head that reads the neighbours of each token, padding too."""
-
-    def __init__(self, encoder):
-        super().__init__()
-        self.encoder = encoder
-        self.convolution = nn.Conv1d(32, 8, 3, padding=1).double()
-
-    def forward(self, input_ids, attention_mask):
-        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
-        return self.convolution(states.transpose(1, 2)).transpose(1, 2)
-
-
 # BERT's pooler and our models allow padding on the right alone, DistilBERT on both sides
 @pytest.mark.parametrize("name", ["BERT", "DistilBERT", "absolute", "v3"])
 @torch.no_grad()
 def test_optimize_keeps_padding_that_a_head_reads(name):
-    encoder = build(name) if name not in OWN else build(name, hidden_size=32, num_attention_heads=4)
-    model, inputs = Convolution(encoder), batch()
+    model, inputs = encoders.Head(build(name), "convolution"), batch()
     before = model(**inputs)
-    assert "Convolution reads states at padding" in str(optimize(model))
+    assert "Head reads states at padding" in str(optimize(model))
     assert_equal_numbers(model(**inputs), before, tolerance(name))
 
 
-class Mean(Convolution):
+class Mean(encoders.Head):
     """A head that reads all states, and takes tokens and lengths."""
 
     def forward(self, tokens, lengths):
@@ -352,13 +338,13 @@ class Mean(Convolution):
 
 @torch.no_grad()
 def test_optimize_head_with_arguments_of_its_own():
-    model, inputs = Mean(build("BERT")), batch()
+    model, inputs = Mean(build("BERT"), "mean"), batch()
     lengths = inputs["attention_mask"].sum(1)
     before = model(inputs["input_ids"], lengths)
     assert "Mean reads states at padding" in str(optimize(model))
     assert_equal_numbers(model(inputs["input_ids"], lengths), before, 1e-10)
     unknown = type("Unknown", (Mean,), {"forward": lambda self, *, request: Mean.forward(self, *request)})
-    assert "whether Unknown reads states at padding is not known" in str(optimize(unknown(build("BERT"))))
+    assert "whether Unknown reads states at padding is not known" in str(optimize(unknown(build("BERT"), "mean")))
 
 
 def test_summaries_of_the_last_state_read_padding():
@@ -372,9 +358,12 @@ def test_summaries_of_the_last_state_read_padding():
         assert f"padding on the {side} is taken out" in str(handle)
 
 
+@pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"mem_len": 30, "reuse_len": 35}], ids=["", "cut"])
-def test_memory_of_xlnet(changes):
+def test_memory_of_xlnet(changes, long, request):
     """By default stock returns it, padding and all, and the next segment reads it: two calls as users write them."""
+    if long:
+        request.getfixturevalue("chunks")
     model = build("XLNet", use_mems_eval=True, **changes)
     first, second = (batch(real_tokens(LENGTHS[name]).flip(1), seed) for name, seed in (("groups", 1), ("short", 2)))
     second = {name: each[: len(first["input_ids"])] for name, each in second.items()}
@@ -822,11 +811,9 @@ def test_products_in_bfloat16(name):
     error = (after[real] - before[real]).abs().max() / before[real].abs().max()
     assert 1e-5 < error < 3e-2 and after.dtype == torch.float32
     after[real].square().sum().backward()
-    for parameter in model.parameters():
-        assert type(parameter) is nn.Parameter and parameter.dtype == torch.float32
-        assert parameter.grad is None or (
-            parameter.grad.dtype == torch.float32 and torch.isfinite(parameter.grad).all()
-        )
+    assert all(type(each) is nn.Parameter and each.dtype == torch.float32 for each in model.parameters())
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    assert all(each.dtype == torch.float32 and each.isfinite().all() for each in gradients)
     assert all(module.weight.grad.any() for module in low)
 
 
@@ -1219,7 +1206,3 @@ def test_rows_of_about_the_same_length_are_one_group():
         assert [(len(group.rows), group.length) for group in found.groups] == groups
         masked = [group.visible is not None for group in found.groups]
         assert masked == ([True, True, False, True, True] if name == "groups" else [False] * 3)
-        states = torch.randn(*real.shape, 2)
-        assert torch.equal(found.restore(found.remove(states)), states * real[..., None])
-        rows = found.by_group(lambda group, each: each.cumsum(1), found.remove(states))
-        assert torch.allclose(found.restore(rows), states.cumsum(1) * real[..., None])
