@@ -126,7 +126,6 @@ def test_overwrite(source, tmp_path):
         (["--method", "keep", "--text", __file__], "ends in '.py'"),
         (["--architecture", "GPT2"], "--architecture 'GPT2'"),
         (["--revision", "main"], "--revision 'main'"),
-        (["--method", "distil", "--text", ""], "--text '' is empty"),
         (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
         (["--scheme", "shaw", "--option", "clib=4"], "did you mean 'clip'?"),
         (["--method", "distill"], "did you mean 'distil'?"),
