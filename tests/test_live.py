@@ -339,6 +339,22 @@ def test_xlnet_predictions_under_a_permutation_go_to_stock():
     assert_equal_numbers(predicted, before[1], 1e-5)
 
 
+@pytest.mark.parametrize("name", ["v3", "MPNet", "T5", "XLNet"])
+@pytest.mark.parametrize("size", [(0, 5), (3, 0)])
+def test_empty_batches_go_to_stock(name, size, backend):
+    model, inputs = build(name), {"input_ids": torch.zeros(size, dtype=torch.long)}
+
+    def result():
+        try:
+            return model(**inputs)[0].shape
+        except (IndexError, RuntimeError, ValueError) as error:
+            return type(error)
+
+    before = result()
+    attention_alone(model)
+    assert result() == before
+
+
 def test_decoders_are_left_beside_encoders():
     handle = attention_alone(T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)))
     assert [(each.name, each.layers) for each in handle.encoders] == [("encoder", 2)]
