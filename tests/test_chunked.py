@@ -25,7 +25,7 @@ from hf_relpos import (
 )
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks
 from hf_relpos.attention.backends.chunked import (
-    chunked_attention,
+    Chunked,
     chunks as skewed,
     far_offsets,
     products as chunk_products,
@@ -34,7 +34,7 @@ from hf_relpos.attention.backends.chunked import (
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
-from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors, toeplitz_table
+from hf_relpos.attention.formula import TABLE_FIELDS, toeplitz_table
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app
@@ -97,9 +97,7 @@ def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float
         seen = (context.matrix(tensors[0].device) <= 0)[None, None] if causal else getattr(mask, "dense", mask)
         out = attend(*tensors, terms, context, seen)[0].transpose(1, 2)
     else:
-        content, query, key = content_vectors(*tensors[:2], terms, context)
-        form = to_toeplitz(terms, context, query)
-        out = chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal)
+        out, _ = Chunked().run(AttentionCall(*tensors, terms, context, mask=mask, is_causal=causal))
     torch.manual_seed(7)
     gradient = torch.randn(out.shape, dtype=torch.float64).to(dtype)
     return [out.detach(), *torch.autograd.grad(out, [*tensors, *leaves], gradient, allow_unused=True)]
@@ -442,10 +440,7 @@ def test_probabilities_that_are_kept_give_the_gradients_of_those_computed_again(
 
 def dropped_out(tensors, terms, context, rate, seed, mask=None):
     torch.manual_seed(seed)
-    content, query, key = content_vectors(*tensors[:2], terms, context)
-    return chunked_attention(
-        content, query, key, tensors[2], to_toeplitz(terms, context, query), 0, mask, dropout=rate
-    )
+    return Chunked().run(AttentionCall(*tensors, terms, context, mask=mask, dropout=rate))[0]
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
