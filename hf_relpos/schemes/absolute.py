@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention.context import AttentionContext
-from ..attention.formula import Terms
 from .scheme import Scheme, look_up
 
 
@@ -56,6 +54,3 @@ class Absolute(Scheme, name="absolute"):
     @classmethod
     def input_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         return LearnedPositions(config.max_position_embeddings, config.input_size, settings["out_of_range"])
-
-    def forward(self, context: AttentionContext) -> Terms:
-        return Terms()

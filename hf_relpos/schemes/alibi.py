@@ -45,14 +45,12 @@ class ALiBi(Scheme, name="alibi"):
     options = {"variant": choice("symmetric", "asymmetric", "offset", help="how far a key to the right is")}
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["variant"] == "asymmetric" and config.num_attention_heads % 2:
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
+        if settings["variant"] == "asymmetric" and config.num_attention_heads % 2:
             raise ValueError(
                 f"position_options['variant'] = 'asymmetric' gives half of the heads to each side, and "
                 f"num_attention_heads = {config.num_attention_heads} is odd; choose another variant"
             )
-        return resolved
 
     @classmethod
     def is_symmetric_with(cls, settings: Mapping[str, Any]) -> bool:

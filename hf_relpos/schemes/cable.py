@@ -40,8 +40,7 @@ class Cable(Scheme, name="cable"):
     zero_init_is_identity = False
     options = {"gate": choice("path", "key", help="whose numbers count: all tokens' up to the key, or the key's")}
 
-    def __init__(self, config: Any, options: dict[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.h_attn = nn.Linear(config.hidden_size, self.num_heads)
         if self.settings["gate"] == "key":
             self.omega = nn.Parameter(torch.empty(self.num_heads))

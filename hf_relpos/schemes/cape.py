@@ -1,21 +1,13 @@
 """CAPE: sinusoids of augmented positions (Likhomanenko et al., arXiv 2106.03143, §3)."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ..attention.context import AttentionContext
-from ..attention.formula import Terms
 from .encodings import sinusoid_interleaved
-from .scheme import InputScheme, Option, Scheme, choice, is_number
+from .scheme import InputScheme, Option, Scheme, choice, is_number, is_number_or_zero
 from .sinusoidal import AMPLITUDE
-
-
-def is_shift(value: Any) -> bool:
-    """Whether `value` is 0 or a number that `is_number` accepts."""
-    return is_number(value) or (type(value) in (int, float) and value == 0)
 
 
 class AugmentedSinusoid(InputScheme):
@@ -81,9 +73,10 @@ class Cape(Scheme, name="cape"):
     out_of_range = ("extrapolate",)
     zero_init_is_identity = False  # the input has positions from the start
     even_size = "hidden_size"
+    input_class = AugmentedSinusoid
     options = {
-        "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_shift),
-        "max_local_shift": Option(0.5, help="largest |ε|, in tokens; a number from 0 on", accepts=is_shift),
+        "max_global_shift": Option(5.0, help="largest |Δ|, in tokens; a number from 0 on", accepts=is_number_or_zero),
+        "max_local_shift": Option(0.5, help="largest |ε|, in tokens; a number from 0 on", accepts=is_number_or_zero),
         "max_global_scaling": Option(
             1.03,
             help="largest λ, whose inverse is the smallest; a number from 1 on",
@@ -95,18 +88,9 @@ class Cape(Scheme, name="cape"):
     }
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["normalize"] and config.is_decoder:
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
+        if settings["normalize"] and config.is_decoder:
             raise ValueError(
                 "position_options['normalize'] = True with is_decoder = True: the mean position of a text tells its "
                 "length, which a decoder does not know; leave it at False"
             )
-        return resolved
-
-    @classmethod
-    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
-        return AugmentedSinusoid(settings)
-
-    def forward(self, context: AttentionContext) -> Terms:
-        return Terms()

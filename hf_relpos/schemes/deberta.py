@@ -95,8 +95,7 @@ class Deberta(Scheme, name="deberta"):
         ),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.kinds = kinds_of(self.settings["pos_att_type"]) if self.settings["relative_attention"] else ()
         size = config.hidden_size
         own = not self.settings["share_att_key"]
@@ -106,18 +105,16 @@ class Deberta(Scheme, name="deberta"):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        if resolved["max_distance"] is None:
-            resolved["max_distance"] = config.max_position_embeddings
-        buckets, max_distance = resolved["buckets"], resolved["max_distance"]
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
+        if settings["max_distance"] is None:
+            settings["max_distance"] = config.max_position_embeddings
+        buckets, max_distance = settings["buckets"], settings["max_distance"]
         if buckets is not None and max_distance - 1 <= buckets // 2:
             raise ValueError(
                 f"position_options['buckets'] = {buckets} gives each distance up to {buckets // 2} a row of its own, "
                 f"which leaves nothing for the logarithmic scale up to max_distance = {max_distance}; choose fewer "
                 "buckets, or None"
             )
-        return resolved
 
     @classmethod
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:

@@ -74,8 +74,7 @@ class Fire(Scheme, name="fire"):
         "threshold": Option(512, "L₀ at initialisation, times a learned multiplier; a positive number", is_number),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.bias = None if self.settings["shared"] else Interpolation(config, self.settings)
 
     @classmethod

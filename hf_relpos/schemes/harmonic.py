@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..attention.context import AttentionContext
-from ..attention.formula import TABLE_FIELDS, Terms
+from ..attention.formula import Terms
 from ..attention.fourier import FourierTable, geometric
-from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables
+from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables, terms_of_tables
 
 
 class Harmonic(Scheme, name="harmonic"):
@@ -39,8 +39,7 @@ class Harmonic(Scheme, name="harmonic"):
         ),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         period = self.settings["period"] or max(2 * config.max_position_embeddings, 4)
         self.frequencies = geometric(self.settings["waves"], period)
         register_tables(self, 2 * len(self.frequencies))
@@ -53,8 +52,4 @@ class Harmonic(Scheme, name="harmonic"):
         super().init_weights(std * len(self.frequencies) ** -0.5)  # rows of the tables have the deviation `std`
 
     def forward(self, context: AttentionContext) -> Terms:
-        tables: dict[str, Any] = {
-            TABLE_FIELDS[letter]: (FourierTable(getattr(self, letter).clone(), self.frequencies, context),)
-            for letter in self.settings["terms"]
-        }
-        return Terms(**tables)
+        return terms_of_tables(self, lambda rows: FourierTable(rows.clone(), self.frequencies, context))

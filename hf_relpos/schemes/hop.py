@@ -1,6 +1,5 @@
 """Positions of hierarchical opacity propagation (Li et al., arXiv 2004.03249), its global block."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,8 +31,7 @@ class Hop(Scheme, name="hop"):
     required_inputs = frozenset({"grid"})
     options = {"radius": integer(7, "R, numbers of rows and of columns from it on share an embedding")}
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.pos_embed_linear = nn.Linear(self.head_size, self.head_size)
 
     def init_weights(self, std: float) -> None:

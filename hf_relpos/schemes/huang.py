@@ -5,7 +5,6 @@ one is plain attention, so parameters are initialised to ones plus a little nois
 attention uniform and stop the gradients of queries and keys.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ class HuangM1(Scheme, name="huang_m1"):
     symmetric = True
     zero_init_is_identity = False
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.max_distance = config.max_position_embeddings - 1
         self.weight = nn.Parameter(torch.empty(self.shape()))
 

@@ -63,16 +63,13 @@ class Kerple(Scheme, name="kerple"):
     out_of_range = ("extrapolate",)
     symmetric = True
     zero_init_is_identity = False
+    shared_class = Kernel
     options = {
         "kind": choice("log", "power", help="the kernel"),
         "scaled": choice(
             False, True, help="whether 1/√d also divides the bias, as the paper writes it; the released code does not"
         ),
     }
-
-    @classmethod
-    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
-        return Kernel(config, settings)
 
     def forward(self, context: AttentionContext) -> Terms:
         bias = (toeplitz_table(context.layer.shared, context),)

@@ -1,7 +1,6 @@
 """Log-spaced continuous position bias (Swin Transformer V2: Liu et al., arXiv 2111.09883, §3.3), along one axis."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,8 +39,7 @@ class LogCPB(Scheme, name="log_cpb"):
         "mlp_width": integer(512, "W, hidden units of the MLP"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.window = self.settings["window"] or max(config.max_position_embeddings, 2)
         width = self.settings["mlp_width"]
         self.cpb_mlp = nn.Sequential(ScalarLinear(width), nn.ReLU(), nn.Linear(width, self.num_heads, bias=False))

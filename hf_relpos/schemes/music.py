@@ -1,6 +1,5 @@
 """Music Transformer (Huang et al., arXiv 1809.04281, §3.4), causal and two-sided, as in tensor2tensor."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,8 +36,7 @@ class Music(Scheme, name="music"):
         "causal": choice(None, True, False, help="the table that looks left only; None: in decoders"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.max_distance = (self.settings["max_relative_position"] or config.max_position_embeddings) - 1
         causal = self.settings["causal"]
         self.causal = config.is_decoder if causal is None else causal
@@ -58,7 +56,5 @@ class Music(Scheme, name="music"):
         return clipped_table(rows, -self.max_distance, high, self.settings["out_of_range"])
 
     def forward(self, context: AttentionContext) -> Terms:
-        key = self.table(self.key_relative_embeddings)
-        if not self.settings["values"]:
-            return Terms(query_table=(key,))
-        return Terms(query_table=(key,), value_table=(self.table(self.value_relative_embeddings),))
+        V = (self.table(self.value_relative_embeddings),) if self.settings["values"] else ()
+        return Terms(query_table=(self.table(self.key_relative_embeddings),), value_table=V)

@@ -55,15 +55,14 @@ def scheme_parts(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
         raise ValueError(
             f"position_embedding_type = {reprlib.repr(name)}: give one scheme's name, or a list of different names"
         )
-    for each in name:
-        find_scheme(each)
+    schemes = [find_scheme(each) for each in name]
     for key, value in options.items():
         if key not in name or not isinstance(value, Mapping):
             raise ValueError(
                 f"position_options[{reprlib.repr(key)}] = {reprlib.repr(value)}: for a combination, give one dict for "
                 f"each of its schemes: {', '.join(name)}"
             )
-    return [(scheme, scheme.resolve(options.get(scheme.name), config)) for scheme in map(find_scheme, name)]
+    return [(scheme, scheme.resolve(options.get(scheme.name), config)) for scheme in schemes]
 
 
 def parts_with_absolute_table(config: Any) -> list[tuple[type[Scheme], dict[str, Any]]]:
@@ -165,11 +164,9 @@ def build_input(config: Any) -> nn.Module | None:
     Raises:
         ValueError: if more than one scheme acts on the input.
     """
-    modules = {}
-    for scheme, settings in parts_with_absolute_table(config):
-        module = scheme.input_module(config, settings)
-        if module is not None:
-            modules[scheme.name] = module
+    parts = parts_with_absolute_table(config)
+    made = {scheme.name: scheme.input_module(config, settings) for scheme, settings in parts}
+    modules = {name: module for name, module in made.items() if module is not None}
     if len(modules) > 1:
         raise ValueError(
             f"position_embedding_type = {config.position_embedding_type!r} with absolute_position_embeddings = "

@@ -1,6 +1,5 @@
 """Labelled edges (Shaw, Uszkoreit and Vaswani, arXiv 1803.02155, §3.1), as used by RAT-SQL (arXiv 1911.04942)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,6 +46,7 @@ class Relation(Scheme, name="relation"):
     source = "Shaw et al. 2018, arXiv 1803.02155, §3.1, eq. 3-4 with the edges of a graph"
     out_of_range = ("extrapolate",)
     required_inputs = frozenset({"relation_ids"})
+    shared_class = LabelCheck
     options = {
         "num_relations": integer(2, "how many labels there are, 0 … num_relations − 1"),
         "none_label": Option(
@@ -58,8 +58,7 @@ class Relation(Scheme, name="relation"):
         "values": choice(True, False, help="a table for the values too"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         heads = (self.num_heads,) if self.settings["per_head"] else ()
         shape = (*heads, self.settings["num_relations"], self.head_size)
         self.key = nn.Parameter(torch.empty(shape))
@@ -67,19 +66,13 @@ class Relation(Scheme, name="relation"):
             self.value = nn.Parameter(torch.empty(shape))
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        count, none = resolved["num_relations"], resolved["none_label"]
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
+        count, none = settings["num_relations"], settings["none_label"]
         if none is not None and count <= max(none, 1):
             raise ValueError(
                 f"position_options['num_relations'] = {count} with none_label = {none}: labels go from 0 to "
                 "num_relations − 1, and one besides none_label must be left"
             )
-        return resolved
-
-    @classmethod
-    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
-        return LabelCheck(config, settings)
 
     def table(self, rows: torch.Tensor, labels: torch.Tensor) -> Table:
         """Return a table with one row per label; the row of `none_label` is zero."""
@@ -97,7 +90,5 @@ class Relation(Scheme, name="relation"):
                 f"relation_ids has shape {shape}; {length} tokens that attend to {key_length} need "
                 f"(batch, {length}, {key_length}), and with a cache there is no way to give them: use_cache=False"
             )
-        key = self.table(self.key, labels)
-        if not self.settings["values"]:
-            return Terms(query_table=(key,))
-        return Terms(query_table=(key,), value_table=(self.table(self.value, labels),))
+        V = (self.table(self.value, labels),) if self.settings["values"] else ()
+        return Terms(query_table=(self.table(self.key, labels),), value_table=V)

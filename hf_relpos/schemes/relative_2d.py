@@ -1,6 +1,5 @@
 """Relative rows and columns, as in attention augmented convolutions (Bello et al., arXiv 1904.09925, §3.2)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ class Relative2d(Scheme, name="relative_2d"):
         "per_head": choice(False, True, help="tables of their own for each head"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.max_distance = self.settings["max_relative_position"] - 1
         heads = (self.num_heads,) if self.settings["per_head"] else ()
         shape = (*heads, 2 * self.max_distance + 1, self.head_size)

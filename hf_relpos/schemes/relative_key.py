@@ -5,7 +5,6 @@ The first is Shaw et al. (arXiv 1803.02155) without the value term, the second i
 P = `max_position_embeddings`.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,22 +42,19 @@ class RelativeKey(Scheme, name="relative_key"):
         ),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.max_distance = config.max_position_embeddings - 1
         self.clip = self.settings["clip"] if self.settings["clip"] is not None else self.max_distance
         self.weight = nn.Parameter(torch.empty(2 * self.max_distance + 1, self.head_size))
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
         max_distance = config.max_position_embeddings - 1
-        if resolved["clip"] is not None and resolved["clip"] > max_distance:
+        if settings["clip"] is not None and settings["clip"] > max_distance:
             raise ValueError(
-                f"position_options['clip'] = {resolved['clip']} reaches past the table, whose largest distance is "
+                f"position_options['clip'] = {settings['clip']} reaches past the table, whose largest distance is "
                 f"{max_distance} (max_position_embeddings − 1); choose a smaller one, or None for all of the table"
             )
-        return resolved
 
     def table(self, context: AttentionContext, scaled: bool) -> Table:
         """Return the table A of the distances of this call; if its scores are not to be divided by √d, √d · A."""

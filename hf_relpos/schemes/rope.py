@@ -10,7 +10,7 @@ import torch
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from ..host.transformers import ROPE_INIT_FUNCTIONS
-from .scheme import Option, Scheme, choice, is_number, nearest, one_of
+from .scheme import Option, Scheme, choice, is_number, is_number_or_zero, nearest, one_of
 
 
 # Values of `rope_type`, and what each needs besides the base.
@@ -23,23 +23,12 @@ NEEDED: dict[str, set[str]] = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
     "proportional": set(),
 }
-NUMBERS = (
-    "rope_theta",
-    "partial_rotary_factor",
-    "factor",
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "low_freq_factor",
-    "high_freq_factor",
-    "mscale",
-    "mscale_all_dim",
-)
+NUMBERS = ("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "attention_factor")
+NUMBERS_OF_YARN, NUMBERS_OF_LLAMA3 = ("beta_fast", "beta_slow"), ("low_freq_factor", "high_freq_factor")
 LISTS = ("short_factor", "long_factor")  # with a number for each plane
 ACCEPTED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(NUMBERS, is_number),
-    **dict.fromkeys(("mscale", "mscale_all_dim"), lambda value: value == 0 or is_number(value)),
+    **dict.fromkeys((*NUMBERS, *NUMBERS_OF_YARN, *NUMBERS_OF_LLAMA3), is_number),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), is_number_or_zero),
     **dict.fromkeys(LISTS, lambda value: isinstance(value, list | tuple) and all(map(is_number, value))),
     "rope_type": one_of(*NEEDED),
     "truncate": one_of(True, False),
@@ -91,19 +80,20 @@ class RoPE(Scheme, name="rope"):
     }
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
-        given, names = resolved["rope_parameters"] or {}, resolved["layer_types"]
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
+        given, names = settings["rope_parameters"] or {}, settings["layer_types"]
         if names is None:
-            return {**resolved, "rope_parameters": _checked(given, config, FIELD)}
+            settings["rope_parameters"] = _checked(given, config, FIELD)
+            return
         if len(names) != config.num_hidden_layers or not set(names) <= set(given):
             raise ValueError(
                 f"position_options['layer_types'] = {reprlib.repr(names)}: give one name for each of the "
                 f"num_hidden_layers = {config.num_hidden_layers} layers, each an entry of rope_parameters, which has "
                 f"{', '.join(map(repr, given)) or 'none'}"
             )
-        each = {name: _checked(of_name, config, f"{FIELD}[{name!r}]") for name, of_name in given.items()}
-        return {**resolved, "rope_parameters": each}
+        settings["rope_parameters"] = {
+            name: _checked(of_name, config, f"{FIELD}[{name!r}]") for name, of_name in given.items()
+        }
 
     @classmethod
     def settings_of_layer(cls, settings: Mapping[str, Any], layer: int) -> dict[str, Any]:

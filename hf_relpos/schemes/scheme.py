@@ -14,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms
+from ..attention.formula import TABLE_FIELDS, Table, Terms
 from ..attention.tracing import is_traced
 
 
@@ -57,6 +57,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and MIN_NUMBER <= value <= MAX_NUMBER
 
 
+def is_number_or_zero(value: Any) -> bool:
+    """Whether `value` is 0 or a number that `is_number` accepts."""
+    return is_number(value) or (type(value) in (int, float) and value == 0)
+
+
 def one_of(*choices: Any) -> Callable[[Any], bool]:
     """Return a function that accepts exactly these values. It does not take 1 for True."""
     return lambda value: any(type(value) is type(choice) and value == choice for choice in choices)
@@ -96,6 +101,12 @@ def register_tables(scheme: "Scheme", rows: int) -> None:
         width = () if letter == "c" else (scheme.head_size,)
         has_table = letter in scheme.settings["terms"]
         scheme.register_parameter(letter, nn.Parameter(torch.empty(heads, rows, *width)) if has_table else None)
+
+
+def terms_of_tables(scheme: "Scheme", make: Callable[[torch.Tensor], Table]) -> Terms:
+    """Return terms with what a function makes of each table of `register_tables`."""
+    tables: dict[str, Any] = {TABLE_FIELDS[each]: (make(getattr(scheme, each)),) for each in scheme.settings["terms"]}
+    return Terms(**tables)
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
@@ -213,6 +224,7 @@ class Scheme(nn.Module):
         zero_init_is_identity: whether parameters that are all zero give no terms, but still receive gradients.
         learned_input_table: whether it adds a learned table of absolute positions to the input, as stock BERT does.
         even_size: "hidden_size" or "head_size" if pairs of sine and cosine must fill that size.
+        input_class, shared_class: what `input_module` and `shared_module` make by default; None for none.
         required_inputs: inputs that the model's `forward` requires: `grid`, `relation_ids`.
         uses_absolute_positions: whether terms depend on i and j themselves, not on j − i alone. Then
             `context.positions` is given whenever positions are not 0, 1, 2, …
@@ -229,6 +241,8 @@ class Scheme(nn.Module):
     relative: ClassVar[bool]
     zero_init_is_identity: ClassVar[bool] = True
     even_size: ClassVar[str | None] = None
+    input_class: ClassVar[type["InputScheme"] | None] = None
+    shared_class: ClassVar[type["SharedScheme"] | None] = None
     required_inputs: ClassVar[frozenset[str]] = frozenset()
     learned_input_table: ClassVar[bool] = False
     uses_absolute_positions: ClassVar[bool] = False
@@ -249,14 +263,11 @@ class Scheme(nn.Module):
             if not hasattr(cls, needed):
                 raise TypeError(f"{cls.__name__} has no {needed}; the docstring of Scheme says what it declares")
         cls.name = name
-        acts_on_input = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
-        cls.relative = not (acts_on_input or cls.uses_absolute_positions)
+        has_module = any("input_module" in vars(base) for base in cls.__mro__ if base is not Scheme)
+        cls.relative = not (has_module or cls.input_class or cls.uses_absolute_positions)
         meanings = ", ".join(f"{word!r}: {OUT_OF_RANGE[word]}" for word in cls.out_of_range)
         out_of_range = Option(cls.out_of_range[0], f"beyond the trained range; {meanings}", one_of(*cls.out_of_range))
-        cls.options = {
-            **{key: option for key, option in cls.options.items() if key != "out_of_range"},
-            "out_of_range": out_of_range,
-        }
+        cls.options = {**cls.options, "out_of_range": out_of_range}
         SCHEMES[name] = cls
 
     def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -274,13 +285,17 @@ class Scheme(nn.Module):
         # Everything that terms depend on besides the context and the parameters. It is equal for schemes that make
         # the same terms. It is computed here because a graph cannot sort.
         self.signature: Hashable = (type(self), repr(sorted(self.settings.items())))
+        self.build(config)
+
+    def build(self, config: Any) -> None:
+        """Add parameters and submodules for the options, `self.settings`, and attributes that follow from these."""
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
         """Complete `options` with the defaults.
 
         Raises:
-            ValueError: as `check_options`, and for an odd `even_size`.
+            ValueError: as `check_options` and `complete`, and for an odd `even_size`.
         """
         sizes = {"head_size": config.hidden_size // config.num_attention_heads, "hidden_size": config.hidden_size}
         if cls.even_size and sizes[cls.even_size] % 2:
@@ -290,7 +305,13 @@ class Scheme(nn.Module):
             )
         options = options or {}
         check_options(options, cls.options, "position_options", f"the scheme {cls.name!r}")
-        return {**cls.defaults(), **options}
+        settings = {**cls.defaults(), **options}
+        cls.complete(settings, config)
+        return settings
+
+    @classmethod
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
+        """Set options that depend on the configuration; raise a ValueError for some that do not go together."""
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -335,18 +356,18 @@ class Scheme(nn.Module):
         """Return the module `embeddings.position_embeddings`, for schemes that (also) act on the input.
 
         It is an InputScheme, or any module that maps position ids (1 or B, L) to vectors (1 or B, L, D). The vectors
-        are added to the word embeddings.
+        are added to the word embeddings. By default, it is an `input_class`.
         """
-        return None
+        return None if cls.input_class is None else cls.input_class(settings)
 
     @classmethod
     def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> nn.Module | None:
         """Return the module `encoder.distance_embedding`, for schemes with parameters shared by all layers.
 
         It is called once per forward with the AttentionContext. Its result reaches `forward` as
-        `context.layer.shared`.
+        `context.layer.shared`. By default, it is a `shared_class`.
         """
-        return None
+        return None if cls.shared_class is None else cls.shared_class(config, settings)
 
     def init_weights(self, std: float) -> None:
         """Initialise the parameters, only with functions of `transformers.initialization`: they spare loaded tensors.
@@ -377,23 +398,11 @@ class Scheme(nn.Module):
 
     @classmethod
     def rotates(cls) -> bool:
-        """Whether the scheme rotates q and k. A combination can hold only one such scheme."""
-        return cls.rotate is not Scheme.rotate
-
-    def rotate(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys, for schemes that put this method into their terms.
-
-        Args:
-            vectors: (B, H, N, d).
-            positions: (N,) or (B, N).
-
-        Returns:
-            (B, H, N, d).
-        """
-        raise NotImplementedError(f"{type(self).__name__} rotates nothing")
+        """Whether it has a method `rotate`, for `Terms.rotate`. A combination can hold only one such scheme."""
+        return hasattr(cls, "rotate")
 
     def forward(self, context: AttentionContext) -> Terms:
-        """Return the terms for one attention call.
+        """Return the terms for one attention call. Schemes that act on the input need not define it.
 
         If a scheme has no parameters of its own and calls no projection of a layer, its terms are computed once for
         all layers (`capabilities.layers_share_terms`). So terms must follow from the context, the settings and the
@@ -404,7 +413,9 @@ class Scheme(nn.Module):
         reading their weights. `context.device` says where to compute, and `dtype_of` in which dtype submodules take
         their input. Terms must not hold a parameter or a view of one (`clone` it): they are used after the call.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
+        if self.relative:
+            raise NotImplementedError(f"{type(self).__name__} must define forward(context)")
+        return Terms()
 
 
 class InputScheme(nn.Module):

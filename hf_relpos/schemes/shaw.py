@@ -1,6 +1,5 @@
 """Relative position representations of Shaw, Uszkoreit and Vaswani (arXiv 1803.02155, eq. 3 and 4)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ class Shaw(Scheme, name="shaw"):
         "per_head": choice(False, True, help="tables of their own for each head"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         heads = (self.num_heads,) if self.settings["per_head"] else ()
         shape = (*heads, 2 * self.settings["clip"] + 1, self.head_size)
         self.key = nn.Parameter(torch.empty(shape))

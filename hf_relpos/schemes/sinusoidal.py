@@ -1,12 +1,7 @@
 """Sinusoids added to the input (Vaswani et al., arXiv 1706.03762, §3.5)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from ..attention.context import AttentionContext
-from ..attention.formula import Terms
 from .encodings import sinusoid_concat, sinusoid_interleaved, sinusoid_t2t
 from .scheme import InputScheme, Option, Scheme, choice, is_number
 
@@ -47,14 +42,8 @@ class Sinusoidal(Scheme, name="sinusoidal"):
     out_of_range = ("extrapolate",)
     zero_init_is_identity = False  # the input has positions from the start
     even_size = "hidden_size"
+    input_class = Sinusoid
     options = {
         "layout": choice("interleaved", "concat", "t2t", help="order and frequencies of sines and cosines"),
         "amplitude": AMPLITUDE,
     }
-
-    @classmethod
-    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
-        return Sinusoid(settings)
-
-    def forward(self, context: AttentionContext) -> Terms:
-        return Terms()

@@ -1,13 +1,8 @@
 """Sinusoids of rows and columns added to the input, as in the Image Transformer (Parmar et al., arXiv 1802.05751)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import nn
 
-from ..attention.context import AttentionContext
-from ..attention.formula import Terms
 from .encodings import sinusoid_t2t
 from .scheme import InputScheme, Scheme
 from .sinusoidal import AMPLITUDE
@@ -41,11 +36,5 @@ class Sinusoidal2d(Scheme, name="sinusoidal_2d"):
     out_of_range = ("extrapolate",)
     zero_init_is_identity = False  # the input has positions from the start
     required_inputs = frozenset({"grid"})
+    input_class = GridSinusoid
     options = {"amplitude": AMPLITUDE}
-
-    @classmethod
-    def input_module(cls, config: Any, settings: Mapping[str, Any]) -> InputScheme:
-        return GridSinusoid(settings)
-
-    def forward(self, context: AttentionContext) -> Terms:
-        return Terms()

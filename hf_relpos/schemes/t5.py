@@ -47,6 +47,7 @@ class T5(Scheme, name="t5"):
     summary = "A score per head and bucket of distances"
     source = "Raffel et al. 2019, arXiv 1910.10683, §2.1; MPNet: Song et al. 2020, arXiv 2004.09297"
     out_of_range = ("clip",)
+    shared_class = BucketedBias
     options = {
         "buckets": integer(32, "size of the table, a multiple of 4 (of 2 in a decoder)"),
         "max_distance": integer(
@@ -58,29 +59,23 @@ class T5(Scheme, name="t5"):
     }
 
     @classmethod
-    def resolve(cls, options: Mapping[str, Any] | None, config: Any) -> dict[str, Any]:
-        resolved = super().resolve(options, config)
+    def complete(cls, settings: dict[str, Any], config: Any) -> None:
         sides = 1 if config.is_decoder else 2
-        if resolved["buckets"] % (2 * sides):
+        if settings["buckets"] % (2 * sides):
             raise ValueError(
-                f"position_options['buckets'] = {resolved['buckets']} is not a multiple of {2 * sides}; half of the "
+                f"position_options['buckets'] = {settings['buckets']} is not a multiple of {2 * sides}; half of the "
                 f"buckets {'' if sides == 1 else 'of each side '}are for single distances, half for ranges"
             )
-        exact = resolved["buckets"] // (2 * sides)
-        if resolved["max_distance"] <= exact:
+        exact = settings["buckets"] // (2 * sides)
+        if settings["max_distance"] <= exact:
             raise ValueError(
-                f"position_options['max_distance'] = {resolved['max_distance']} leaves nothing for the ranges: with "
-                f"{resolved['buckets']} buckets the distances below {exact} have one each; choose a larger one"
+                f"position_options['max_distance'] = {settings['max_distance']} leaves nothing for the ranges: with "
+                f"{settings['buckets']} buckets the distances below {exact} have one each; choose a larger one"
             )
-        return resolved
 
     @classmethod
     def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float | None:
         return 1.0 if settings["scaling"] == "t5" else None
-
-    @classmethod
-    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
-        return BucketedBias(config, settings)
 
     def forward(self, context: AttentionContext) -> Terms:
         scale = self.scale if self.settings["scaling"] == "t5" else None

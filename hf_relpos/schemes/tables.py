@@ -5,15 +5,14 @@ knots: one row for each near distance and ever fewer for far ones, with linear i
 functions). Distances that are rarely seen then share rows with distances that are seen.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..attention.context import AttentionContext
-from ..attention.formula import TABLE_FIELDS, Table, Terms, toeplitz_table
+from ..attention.formula import Table, Terms, toeplitz_table
 from ..attention.tracing import is_traced
-from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables
+from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables, terms_of_tables
 
 
 def knots(max_distance: int, dense: int, per_octave: int) -> list[int]:
@@ -55,8 +54,7 @@ class Tables(Scheme, name="tables"):
         "per_octave": integer(4, "knots for each doubling of the distance"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         self.max_distance = self.settings["max_distance"] or max(config.max_position_embeddings - 1, 1)
         if self.settings["storage"] == "knots":
             self.knots = knots(self.max_distance, self.settings["dense"], self.settings["per_octave"])
@@ -98,6 +96,4 @@ class Tables(Scheme, name="tables"):
         return Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first)
 
     def forward(self, context: AttentionContext) -> Terms:
-        letters = self.settings["terms"]
-        tables: dict[str, Any] = {TABLE_FIELDS[each]: (self.table(getattr(self, each), context),) for each in letters}
-        return Terms(**tables)
+        return terms_of_tables(self, lambda rows: self.table(rows, context))

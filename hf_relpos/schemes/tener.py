@@ -37,8 +37,7 @@ class Tener(Scheme, name="tener"):
         "scale": choice(False, True, help="divide the scores by √d"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         clips = self.settings["out_of_range"] == "clip"
         self.max_distance = config.max_position_embeddings - 1 if clips else MAX_COUNT
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))

@@ -1,6 +1,5 @@
 """Transformer-XL (Dai et al., arXiv 1901.02860, §3.3), bidirectional."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,19 +34,26 @@ class TransformerXL(Scheme, name="transformer_xl"):
         )
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
+    def build(self, config: Any) -> None:
         last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else MAX_COUNT
         self.clamp_len = self.settings["clamp_len"] or last
-        self.r_net = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.add_projection(config.hidden_size)
         self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
         self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+
+    def add_projection(self, size: int) -> None:
+        """Add W, from vectors of size D."""
+        self.r_net = nn.Linear(size, size, bias=False)
+
+    def project_waves(self, sinusoid: torch.Tensor) -> torch.Tensor:
+        """Return W R, (N, H, d), of sinusoids (N, D)."""
+        return self.r_net(sinusoid).view(-1, self.num_heads, self.head_size)
 
     def forward(self, context: AttentionContext) -> Terms:
         distances = -context.offsets(self.r_w_bias.device)
         distances = distances.clamp(-self.clamp_len, self.clamp_len)
         sinusoid = sinusoid_concat(distances, self.num_heads * self.head_size, self.r_w_bias.dtype)
-        rows = self.r_net(sinusoid).view(-1, self.num_heads, self.head_size).transpose(0, 1)  # (H, N, d)
+        rows = self.project_waves(sinusoid).transpose(0, 1)  # (H, N, d)
         scalars = torch.einsum("hd,hrd->hr", self.r_r_bias.to(rows.dtype), rows)
         return Terms(
             query_table=(toeplitz_table(rows, context),),

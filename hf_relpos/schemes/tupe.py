@@ -18,37 +18,6 @@ BUCKETS, MAX_DISTANCE = 32, 128
 FROM_CLS, TO_CLS = BUCKETS // 2, BUCKETS
 
 
-class Tupe(Scheme, name="tupe"):
-    """score = s · q_i·k_j + θ_ij [+ b_bucket(r)], s = 1/√(2d), θ_ij = s · (p_i U_Q)·(p_j U_K).
-
-    Scores of [CLS], the token at position 0, have two values of their own: θ_i0 = s · (p' U_Q)(p' U_K) for all i, and
-    θ_0j = s · (p'' U_Q)(p'' U_K) for all j, which takes precedence at (0, 0). p'' is row 0 of the table `pos`, p_i is
-    row i + 1, and p' is row 1, the same as p_0, as in the released code. Variant "R" adds the buckets of T5, unscaled,
-    with two more rows for [CLS].
-
-    θ and b belong to the encoder (`TupePositions`) and are computed once for all layers. In packed rows, every
-    document has its own [CLS].
-    """
-
-    summary = "Scores of positions, separate from those of words"
-    source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
-    out_of_range = ("clip", "zero")
-    zero_init_is_identity = False  # because of the scale
-    uses_absolute_positions = True
-    options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}
-
-    @classmethod
-    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float:
-        return (2 * config.hidden_size // config.num_attention_heads) ** -0.5
-
-    @classmethod
-    def shared_module(cls, config: Any, settings: Mapping[str, Any]) -> SharedScheme:
-        return TupePositions(config, settings)
-
-    def forward(self, context: AttentionContext) -> Terms:
-        return Terms(scale=self.scale, dense=(context.layer.shared,))
-
-
 class TupePositions(SharedScheme):
     """θ of all heads, and b for variant "R".
 
@@ -103,3 +72,31 @@ class TupePositions(SharedScheme):
             bucket = torch.where(i == 0, FROM_CLS, torch.where(j == 0, TO_CLS, bucket))  # (…, 1, L, K)
             theta = theta + self.relative_attention_bias(bucket).squeeze(-4).movedim(-1, -3)
         return theta if theta.dim() == 4 else theta[None]
+
+
+class Tupe(Scheme, name="tupe"):
+    """score = s · q_i·k_j + θ_ij [+ b_bucket(r)], s = 1/√(2d), θ_ij = s · (p_i U_Q)·(p_j U_K).
+
+    Scores of [CLS], the token at position 0, have two values of their own: θ_i0 = s · (p' U_Q)(p' U_K) for all i, and
+    θ_0j = s · (p'' U_Q)(p'' U_K) for all j, which takes precedence at (0, 0). p'' is row 0 of the table `pos`, p_i is
+    row i + 1, and p' is row 1, the same as p_0, as in the released code. Variant "R" adds the buckets of T5, unscaled,
+    with two more rows for [CLS].
+
+    θ and b belong to the encoder (`TupePositions`) and are computed once for all layers. In packed rows, every
+    document has its own [CLS].
+    """
+
+    summary = "Scores of positions, separate from those of words"
+    source = "Ke et al. 2021, arXiv 2006.15595, §3; guolinke/TUPE transformer_sentence_encoder.py"
+    out_of_range = ("clip", "zero")
+    zero_init_is_identity = False  # because of the scale
+    uses_absolute_positions = True
+    shared_class = TupePositions
+    options = {"variant": choice("A", "R", help="absolute positions alone, or with T5's relative bias")}
+
+    @classmethod
+    def scale_of(cls, settings: Mapping[str, Any], config: Any) -> float:
+        return (2 * config.hidden_size // config.num_attention_heads) ** -0.5
+
+    def forward(self, context: AttentionContext) -> Terms:
+        return Terms(scale=self.scale, dense=(context.layer.shared,))

@@ -1,19 +1,18 @@
 """XLNet (Yang et al., arXiv 1906.08237, §2.4-2.5): Transformer-XL's form with relative segments."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms, toeplitz_table
-from .encodings import sinusoid_concat
-from .scheme import MAX_COUNT, Scheme, choice
+from ..attention.formula import Table, Terms
+from .scheme import choice
 from .transformer_xl import TransformerXL
 
 
-class XLNet(Scheme, name="xlnet"):
+class XLNet(TransformerXL, name="xlnet"):
     """score = s · [(q_i + u)·k_j + (q_i + v)·W R_{i−j} + (q_i + w)·g_same or different].
 
     R is the sinusoid of dimension D in concatenated layout. g depends on whether i and j have the same token type. In
@@ -31,24 +30,22 @@ class XLNet(Scheme, name="xlnet"):
 
     summary = "Projected waves of the distance, and terms of segments"
     source = "Yang et al. 2019, arXiv 1906.08237, §2.4-2.5; zihangdai/xlnet modeling.py"
-    out_of_range = ("extrapolate", "clip")
-    even_size = "hidden_size"
     options = {
         "clamp_len": TransformerXL.options["clamp_len"],
         "segments": choice(True, False, help="the term for the same and for different token types"),
     }
 
-    def __init__(self, config: Any, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, options)
-        last = config.max_position_embeddings - 1 if self.settings["out_of_range"] == "clip" else MAX_COUNT
-        self.clamp_len = self.settings["clamp_len"] or last
-        heads = (self.num_heads, self.head_size)
-        self.r = nn.Parameter(torch.empty(config.hidden_size, *heads))
-        self.r_w_bias = nn.Parameter(torch.empty(heads))
-        self.r_r_bias = nn.Parameter(torch.empty(heads))
+    def build(self, config: Any) -> None:
+        super().build(config)
         if self.settings["segments"]:
-            self.r_s_bias = nn.Parameter(torch.empty(heads))
-            self.seg_embed = nn.Parameter(torch.empty(2, *heads))
+            self.r_s_bias = nn.Parameter(torch.empty(self.num_heads, self.head_size))
+            self.seg_embed = nn.Parameter(torch.empty(2, self.num_heads, self.head_size))
+
+    def add_projection(self, size: int) -> None:
+        self.r = nn.Parameter(torch.empty(size, self.num_heads, self.head_size))
+
+    def project_waves(self, sinusoid: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("nD,Dhd->nhd", sinusoid, self.r)
 
     def different(self, context: AttentionContext) -> torch.Tensor:
         """Return 1 where token types of i and j are known to differ, else 0: (B, L, K), or (L, K) without types."""
@@ -62,16 +59,12 @@ class XLNet(Scheme, name="xlnet"):
         return ((types[:, :, None] != of_keys[:, None, :]) & is_known).long()
 
     def forward(self, context: AttentionContext) -> Terms:
-        distances = -context.offsets(self.r.device)
-        distances = distances.clamp(-self.clamp_len, self.clamp_len)
-        sinusoid = sinusoid_concat(distances, self.r.shape[0], self.r.dtype)
-        rows = torch.einsum("nD,Dhd->hnd", sinusoid, self.r)  # W R_{−r}, (H, N, d)
-        A = [toeplitz_table(rows, context)]
-        c = [toeplitz_table(torch.einsum("hd,hnd->hn", self.r_r_bias.to(rows.dtype), rows), context)]
-        if self.settings["segments"]:
-            relation = self.different(context)
-            segments = self.seg_embed.transpose(0, 1).clone()  # (H, 2, d)
-            A.append(Table(segments, row_of=lambda r: r, relation=relation))
-            scalars = torch.einsum("hd,hnd->hn", self.r_s_bias, segments)
-            c.append(Table(scalars, row_of=lambda r: r, relation=relation))
-        return Terms(query_table=tuple(A), content_bias=self.r_w_bias.clone(), scaled_bias=tuple(c))
+        terms = super().forward(context)
+        if not self.settings["segments"]:
+            return terms
+        relation = self.different(context)
+        segments = self.seg_embed.transpose(0, 1).clone()  # (H, 2, d)
+        A = Table(segments, row_of=lambda r: r, relation=relation)
+        scalars = torch.einsum("hd,hnd->hn", self.r_s_bias, segments)
+        c = Table(scalars, row_of=lambda r: r, relation=relation)
+        return replace(terms, query_table=(*terms.query_table, A), scaled_bias=(*terms.scaled_bias, c))
