@@ -13,10 +13,10 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from ..families.checkpoint import TOKENIZER_FILES, conversion_errors, download
 from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
-from ..families.loading import NOT_KEPT, directly_read
+from ..families.loading import directly_read
 from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, recognise
-from ..families.registry import FAMILIES
+from ..families.registry import FAMILIES, NOT_KEPT
 from ..files import write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel

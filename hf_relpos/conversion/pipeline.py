@@ -25,7 +25,7 @@ from .folder import REPORT, check_target, copy_companions, new_folder
 from .learn import learn
 from .plan import Conversion, plan_conversion
 from .report import ConversionReport, Step, has_vocabulary, list_steps
-from .verify import compare_outputs, compare_tensors, has_reference
+from .verify import compare_outputs, compare_tensors
 
 
 APPLY: dict[str, Apply] = {"keep": keep, "drop": drop, "distil": learn, "exact": keep}
@@ -112,7 +112,7 @@ def convert(
     with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
         files, reloaded = _write(unfinished, conversion, model)
         compare_tensors(model, reloaded, renamed, steps)
-        is_compared = conversion.method.exact and has_reference(conversion)
+        is_compared = conversion.method.exact and conversion.spec.family.stock is not None
         difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
         report = _report(conversion, reloaded, steps, files, difference)
         write_json(unfinished / REPORT, report.to_dict(), indent=2)

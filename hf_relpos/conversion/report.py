@@ -95,6 +95,11 @@ class ConversionReport:
     notes: tuple[str, ...] = ()
 
     @property
+    def public_source(self) -> str:
+        """The Hub repository, or the name of a local folder without its parents."""
+        return self.source if self.revision else last_name(self.source)
+
+    @property
     def auto_class(self) -> str:
         """Name of the Auto class of the result."""
         return next(auto for auto, head in HEADS.items() if head.__name__ == self.converted_to)
@@ -189,7 +194,7 @@ class ConversionReport:
 
         They contain no local paths: a local source is named without folders, and `out` is omitted.
         """
-        content = asdict(self) | {"source": self.source if self.revision else last_name(self.source)}
+        content = asdict(self) | {"source": self.public_source}
         del content["out"]
         plain: dict[str, Any] = json.loads(json.dumps({**content, "totals": self.totals}))
         return plain

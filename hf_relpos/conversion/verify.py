@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..families.errors import ConversionError
-from ..families.names import inverse
 from ..families.recognition import CheckpointSpec
 from ..families.registry import OWN
 from ..families.tensors import Checkpoint
@@ -35,11 +34,10 @@ def compare_tensors(
         ConversionError: names the first tensor that differs.
     """
     written, read = model.state_dict(), reloaded.state_dict()
-    restored = {**read, **inverse(read)}
     reused = {step.target for step in steps if step.kind == "reused"}
     for name in written.keys() | read.keys():
         intact = name in written and name in read and identical(written[name], read[name])
-        if not intact or (name in reused and not identical(restored[name], source.tensors[name])):
+        if not intact or (name in reused and not identical(read[name], source.tensors[name])):
             damage = f"{name} differs from what was written when it is read back, so the result was removed"
             raise ConversionError(f"{damage}; check the disk, and report this if it happens again")
 
@@ -47,11 +45,6 @@ def compare_tensors(
 def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether dtypes, shapes and values are equal."""
     return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def has_reference(conversion: Conversion) -> bool:
-    """Whether there is a class of the source whose outputs can be compared."""
-    return conversion.spec.family is OWN or conversion.spec.family.stock is not None
 
 
 @torch.no_grad()
@@ -149,14 +142,15 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     base = spec.architecture == "BertModel"
     name = spec.architecture if spec.family.stock == "bert" else spec.head
     stock = getattr(transformers, name)(config)
+    tensors = {**model.state_dict(), **source.tensors}
+    tensors |= {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
     if (terms := spec.legacy_terms) is not None:
-        stock.base_model.embeddings.position_embeddings = NoPositions()
         prefix = "" if base else "bert."
+        unused = stock.base_model.embeddings.position_embeddings.weight
+        tensors[f"{prefix}embeddings.position_embeddings.weight"] = torch.zeros_like(unused)
         for number, layer in enumerate(stock.base_model.encoder.layer):
             table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
             layer.attention.self = LegacySelfAttention(layer.attention.self, terms, spec.options, table)
-    whole = {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
-    tensors = {**model.state_dict(), **source.tensors, **whole}
     stock = stock.double().eval()
     stock.load_state_dict(under_own_names(spec, stock.state_dict(), tensors, base))
     return stock
@@ -174,14 +168,6 @@ def under_own_names(
         base: for BertModel, which is the encoder itself.
     """
     return spec.pack({name: tensors[spec.rename(name, base)[0]] for name in spec.unpack(own)})
-
-
-class NoPositions(nn.Module):
-    """Placeholder for the absolute position embeddings of a model without them."""
-
-    def forward(self, position_ids: torch.Tensor) -> float:
-        """Zero, which is added to the embeddings."""
-        return 0.0
 
 
 class LegacySelfAttention(nn.Module):

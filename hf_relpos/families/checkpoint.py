@@ -197,13 +197,10 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torc
     where = checkpoint_files.read_index(folder / index)
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(set(where.values())):
-        path = folder / shard
-        inside = read(path)
-        names = [name for name, file in where.items() if file == shard]
-        lost = [name for name in names if name not in inside]
-        if lost:
-            raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {index} expects there; restore the file")
-        tensors.update((name, inside[name]) for name in names)
+        tensors |= {name: tensor for name, tensor in read(folder / shard).items() if where.get(name) == shard}
+    if lost := [name for name in where if name not in tensors]:
+        path = folder / where[lost[0]]
+        raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {index} expects there; restore the file")
     return tensors
 
 

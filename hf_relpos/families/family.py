@@ -86,7 +86,7 @@ class Family:
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
             `registry.defaults_of`).
         dropped_fields: fields of its configuration that are not for BERT, besides those of `stock` and `only` that
-            BERT does not have.
+            BERT does not have; without `stock`, besides all that BERT does not have.
         renamed_fields: BERT's field by field of its configuration.
         only: fields that have a counterpart here with some values alone, if they are there: these values, and what
             another one means.

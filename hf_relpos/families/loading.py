@@ -17,15 +17,10 @@ from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_
 from .family import Family
 from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, recognise
-from .registry import FAMILIES, family_of, resemblance as resemblance
+from .registry import FAMILIES, NOT_KEPT, family_of, resemblance as resemblance
 from .tensors import rename_tensors
 
 
-# Fields of the source's config.json that do not describe the model.
-NOT_KEPT = (
-    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"),
-    *("torch_dtype", "transformers_version"),
-)
 # Values of `model_type` of checkpoints that may be of another architecture, by their tensors.
 MARKED = {family.marks for family in FAMILIES.values() if family.told_by_tensors}
 
@@ -57,10 +52,8 @@ def _names_here(source: Any, config: Mapping[str, Any], hub: Mapping[str, Any]) 
     """
     if config.get("model_type", "bert") not in MARKED - {"bert"}:
         return []
-    try:
-        return tensor_names(_folder(source, {**hub, "local_files_only": True}, None))
-    except (OSError, ValueError):  # not in the cache, or no name of a repository
-        return []
+    folder = weights_here(source, hub)
+    return tensor_names(folder) if folder else []
 
 
 def conversion_of(model_type: str, source: Any) -> str:
@@ -143,6 +136,14 @@ def state_dict(
         if not is_buffer(name)
     }
     return _fields(spec), tensors
+
+
+def weights_here(source: Any, hub: Mapping[str, Any]) -> Path | None:
+    """The folder of the weights if they are on this machine, as files or in the Hub's cache."""
+    try:
+        return _folder(source, {**hub, "local_files_only": True}, None)
+    except (OSError, ValueError):  # not in the cache, or no name of a repository
+        return None
 
 
 def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:

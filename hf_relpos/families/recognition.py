@@ -72,7 +72,7 @@ class CheckpointSpec:
     def fields(self) -> dict[str, Any]:
         """Fields for BERT's configuration."""
         family = self.family
-        dropped = dropped_fields(family)
+        dropped = dropped_fields(family, self.config)
         fields = {
             family.renamed_fields.get(key, key): value for key, value in self.config.items() if key not in dropped
         }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..models.loading import WITHOUT_POSITIONS, in_body
+from ..models.loading import in_body
 from .errors import ConversionError, abbreviate, check_shape
 from .names import TIES, Tie, is_buffer, is_table
 from .recognition import CheckpointSpec
@@ -101,10 +101,8 @@ def rename_and_validate(
             f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {spec.architecture}: "
             f"{abbreviate(missing)}"
         )
-        if looks := resemblance(raw, folder, spec.config.get("model_type", "bert")):
+        if looks := resemblance(raw, folder, spec.config.get("model_type", "bert"), missing):
             raise ConversionError(f"{lack}. {looks}")
-        if all(is_table(name) for name in missing):
-            raise ConversionError(f"{lack}. {WITHOUT_POSITIONS.format(source=folder)}")
         remedy = "restore the file"
         if not any(in_body(name) for name in missing):
             remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
