@@ -975,7 +975,7 @@ def test_pickles_in_another_process(tmp_path):
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("calls", itertools.permutations((optimize, attention_alone)))
+@pytest.mark.parametrize("calls", list(itertools.permutations((optimize, attention_alone))))
 @pytest.mark.parametrize("name", ["BERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet"])
 @torch.no_grad()
 def test_in_turns_with_attention_alone(name, calls, last):
