@@ -5,10 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from ..families.checkpoint import conversion_errors
+from ..families.checkpoint import FIELD_ERRORS, conversion_errors
 from ..families.errors import ConversionError
 from ..families.loading import NOT_KEPT
 from ..families.recognition import CheckpointSpec
@@ -20,10 +19,8 @@ from .methods import METHODS, check_scheme
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:
     """A configuration with the saved fields and the given ones; errors begin with `where`."""
-    try:
+    with conversion_errors(where, FIELD_ERRORS):
         return kind.from_dict({key: value for key, value in saved.items() if key not in NOT_KEPT} | fields)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise ConversionError(f"{where}{error}") from error
 
 
 def stock_config(folder: Path, spec: CheckpointSpec) -> PreTrainedConfig:
@@ -145,12 +142,11 @@ def _find_scheme(name: Any) -> type[Scheme]:
     """The scheme of that name.
 
     Raises:
-        ConversionError: for an unknown scheme, and several schemes.
+        ValueError: for an unknown scheme, and several schemes.
     """
     if isinstance(name, list):
         raise ConversionError(f"position_embedding_type = {name!r}: give one scheme, not a list")
-    with conversion_errors():
-        return find_scheme(name)
+    return find_scheme(name)
 
 
 def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:

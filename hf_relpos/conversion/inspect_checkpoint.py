@@ -33,6 +33,7 @@ from .folder import MODULES, SENTENCE_CONFIG
 POSITION_TENSORS = ("position_embeddings", "distance_embedding", "rel_embeddings", "relative_attention_bias")
 
 
+@conversion_errors()
 def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[str, Any]:
     """Recognise a checkpoint by its config.json and the names and shapes of its tensors, which are not read.
 
@@ -61,9 +62,8 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
     here = local_folder(source, revision)
     folder = here or download(str(source), revision, "", files)[0]
     config = read_config(folder)
-    with conversion_errors():
-        weights = weight_files(folder)
-        check_weights(weights)
+    weights = weight_files(folder)
+    check_weights(weights)
     if here and not weights and not any(path for pattern in PICKLES for path in folder.glob(pattern)):
         raise ConversionError(f"{folder}: no {WEIGHTS} or {INDEX}; restore the weights")
     names = tensor_names(folder)

@@ -16,7 +16,6 @@ from ..data.batching import pad_rows
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import load_tokenizer
-from ..families.checkpoint import conversion_errors
 from ..families.errors import ConversionError
 from ..families.names import is_scheme
 from ..live.optimize import optimize
@@ -48,11 +47,10 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
         The tensors that have changed, with a note on each.
 
     Raises:
-        ConversionError: for a decoder, too little text, and unsuitable options.
+        ValueError: for a decoder, too little text, and unsuitable options.
     """
     _check_options(model, conversion)
-    with conversion_errors():
-        tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
+    tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
     if conversion.window is not None:
         model.config.attention_window = conversion.window
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -9,11 +9,11 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..families.checkpoint import Checkpoint
 from ..families.errors import ConversionError
 from ..families.names import inverse
 from ..families.recognition import CheckpointSpec
 from ..families.registry import OWN
+from ..families.tensors import Checkpoint
 from .build import ARCHITECTURES
 from .configurations import stock_config
 from .plan import Conversion
@@ -75,7 +75,7 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
     tolerance = max(tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
-    shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)
+    shape = (1, 2, length) if spec.architecture == "BertForMultipleChoice" else (2, length)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         original = source_model(conversion, model)
@@ -136,7 +136,7 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     """
     source, spec = conversion.source, conversion.spec
     if spec.family is OWN:
-        kind = ARCHITECTURES[source.architecture]
+        kind = ARCHITECTURES[spec.architecture]
         own = kind.from_pretrained(
             source.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
         )
@@ -146,8 +146,8 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
         return own.eval()
     config = stock_config(source.folder, spec)
     config._attn_implementation = "eager"
-    base = source.architecture == "BertModel"
-    name = source.architecture if spec.family.stock == "bert" else conversion.head.source
+    base = spec.architecture == "BertModel"
+    name = spec.architecture if spec.family.stock == "bert" else spec.head
     stock = getattr(transformers, name)(config)
     if (terms := spec.legacy_terms) is not None:
         stock.base_model.embeddings.position_embeddings = NoPositions()
