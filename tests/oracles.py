@@ -189,6 +189,11 @@ def grid_ids(height: int, width: int, outside: int = 0) -> torch.Tensor:
     return torch.cat([torch.full((outside, 2), -1), inside])[None]
 
 
+def on_grid(grid: torch.Tensor) -> AttentionContext:
+    """For a single attention layer, of tokens with these rows and columns (B, L, 2)."""
+    return AttentionContext(grid.shape[1], grid.shape[1], tokens=TokenInputs(grid=grid))
+
+
 def extra_context(name: str | list[str], batch: int, length: int) -> AttentionContext:
     """The same, for a single attention layer."""
     inputs = extra_inputs(name, batch, length)
@@ -228,6 +233,14 @@ def tiny_attention(name: str, dtype: torch.dtype = torch.float64, **overrides) -
     return stir(layer).to(dtype).eval()
 
 
+@torch.no_grad()
+def load_projections(layer: RelPosBertSelfAttention, weights, biases=None) -> None:
+    """Give `query`, `key` and `value`, in this order, these weights, and these biases or zeros."""
+    for number, linear in enumerate((layer.query, layer.key, layer.value)):
+        linear.weight.copy_(weights[number])
+        linear.bias.copy_(torch.zeros_like(linear.bias) if biases is None else biases[number])
+
+
 def projections(layer: RelPosBertSelfAttention, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k and v of every head, each (B, H, L, d), worked out in NumPy from the weights of the layer."""
     batch, length, width = hidden.shape
@@ -242,6 +255,9 @@ def projections(layer: RelPosBertSelfAttention, hidden: torch.Tensor) -> tuple[n
 def padding(lengths: list[int], total: int) -> torch.Tensor:
     """True where a token is real: (B, L), padded on the right."""
     return torch.arange(total)[None] < torch.tensor(lengths)[:, None]
+
+
+REAL = padding([9, 5], 9)  # of the fixture `hidden` in tests/schemes
 
 
 def paper_attention(layer, hidden, real, score, value=None) -> tuple[np.ndarray, np.ndarray]:
@@ -271,10 +287,10 @@ def paper_attention(layer, hidden, real, score, value=None) -> tuple[np.ndarray,
 
 @torch.no_grad()
 def layer_error(layer, hidden, real, score, value=None, context=None) -> float:
-    """Largest difference between the layer and the paper, over outputs and weights."""
-    out, weights = layer(hidden, attention_mask=real[:, None, None, :], context=context)
-    expected_out, expected_weights = paper_attention(layer, hidden, real, score, value)
-    return max(np.abs(array(out) - expected_out).max(), np.abs(array(weights) - expected_weights).max())
+    """Largest difference between the layer and the paper, over outputs and weights; of a query without keys, zeros."""
+    found = layer(hidden, attention_mask=real[:, None, None, :], context=context)
+    expected = map(np.nan_to_num, paper_attention(layer, hidden, real, score, value))
+    return max(np.abs(array(one) - other).max() for one, other in zip(found, expected, strict=True))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What a conversion leaves for people: the model card, the pictures, and what the report says in the terminal."""
 
 import json
-import os
 import re
 from dataclasses import replace
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from folders import edit
 from huggingface_hub import InferenceClient, ModelCard
-from launching import run_code
 from oracles import stir, tiny_sizes
 from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -152,20 +150,6 @@ def test_what_the_card_says_loads(learnt):
     assert len(scope["tokenizer"]) == len(WORDS)
 
 
-@pytest.mark.slow
-def test_what_the_card_says_loads_elsewhere_without_a_question(learnt, tmp_path):
-    out, report = learnt
-    code = f"""
-import sys
-sys.modules["hf_relpos"] = None
-{snippets(out)[0]}
-assert type(model).__name__ == {report.converted_to!r} and len(tokenizer) == {len(WORDS)}
-"""
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = run_code(code, cwd=tmp_path, env=environment, timeout=600)
-    assert not done.stdout  # where the question would stand
-
-
 def test_the_card_of_a_sentence_encoder(source, tmp_path):
     """Longer texts need a window and a length."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -198,23 +182,9 @@ def test_conversion_json_holds_it_all(learnt):
     out, report = learnt
     written = json.loads((out / "conversion.json").read_text())
     assert written == json.loads(json.dumps(report.to_dict()))
-    assert written["arguments"] == {
-        "method": "distil",
-        "position_embedding_type": "tables",
-        "position_options": {"out_of_range": "zero"},
-        "method_options": OPTIONS,
-        "texts": ["text.txt"],
-        "seed": 3,
-    }
     assert written["method_options"]["steps"] == OPTIONS["steps"] and written["method_options"]["pairs"] is None
     assert Fidelity.from_dict(written["details"]["fidelity"]) == report.fidelity
     assert report.verdict in str(report)
-
-
-def test_a_note_on_what_takes_every_tensor_is_short(learnt):
-    _, report = learnt
-    (step,) = [step for step in report.steps if step.target is None]
-    assert step.note.startswith("into bert.embeddings.") and step.note.endswith(" more") and len(step.note) < 250
 
 
 def test_the_card_of_an_exact_conversion(source, tmp_path):
@@ -283,9 +253,11 @@ def test_the_card_of_a_model_of_the_hub_names_it(learnt):
 
 
 def test_documents_from_python_have_no_name(source, tmp_path):
-    documents = (source.parent / "text.txt").read_text().split("\n\n")
+    """A generator of them serves every part."""
+    documents = (each for each in (source.parent / "text.txt").read_text().split("\n\n"))
     with pytest.warns(UserWarning, match="only .* tokens"):
         report = convert(source, tmp_path / "out", method="distil", texts=documents, method_options=OPTIONS)
+    assert report.details["distillation"]["tokens"] > 0 and report.fidelity.lengths
     assert report.arguments["texts"] == [] and "texts=documents" in command(report)
     assert "documents given in Python" in card_of(tmp_path / "out").text
 

@@ -126,7 +126,6 @@ def test_overwrite(source, tmp_path):
         (["--method", "keep", "--text", __file__], "ends in '.py'"),
         (["--architecture", "GPT2"], "--architecture 'GPT2'"),
         (["--revision", "main"], "--revision 'main'"),
-        (["--method", "distil", "--text", ""], "--text '' is empty"),
         (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
         (["--scheme", "shaw", "--option", "clib=4"], "did you mean 'clip'?"),
         (["--method", "distill"], "did you mean 'distil'?"),
@@ -353,3 +352,8 @@ def test_the_nearest_name_is_said(source, tmp_path):
         assert result.exit_code == 2 and words in result.stderr
     result = run("convert", tmp_path / "[none]", tmp_path / "out")
     assert result.exit_code == 2 and f"{tmp_path / '[none]'}" in result.stderr
+
+
+def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):
+    result = run("convert", source, tmp_path / "out", "--method", "distil", "--text", "")
+    assert result.exit_code == 2 and "Error: --text '' is not a path" in result.stderr

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from errors import raises
-from folders import edit
+from folders import contents, edit
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import errors, in_float64, random_model
@@ -69,12 +69,6 @@ def batch(suffix, length=9, rows=2, side="right"):
     return inputs | {"token_type_ids": torch.randint(2, shape)}, mask.bool()
 
 
-def input_fields(biased, types, width, rows):
-    """Of a configuration, for a row of INPUTS."""
-    fields = {"position_biased_input": biased, "type_vocab_size": types, "embedding_size": width}
-    return {**fields, "legacy": width != 24 or rows == 1, "tie_word_embeddings": biased}
-
-
 def check(tmp_path, kind, suffix, arguments, **fields):
     """Read in float64 and float32: outputs and gradients are the stock class's."""
     stock, folder = saved(tmp_path / "stock", kind, suffix, **fields)
@@ -86,49 +80,35 @@ def check(tmp_path, kind, suffix, arguments, **fields):
     assert max(found) <= 1e-9, found
 
 
+def check_inputs(tmp_path, kind, suffix, row, **fields):
+    """The same for a row of INPUTS."""
+    biased, types, width, side, rows = row
+    fields |= {"position_biased_input": biased, "type_vocab_size": types, "embedding_size": width}
+    fields |= {"legacy": width != 24 or rows == 1, "tie_word_embeddings": biased, "relative_attention": True}
+    if suffix in ("ForSequenceClassification", "ForMultipleChoice"):
+        side = "right"  # they read the first token, which would be padding
+    check(tmp_path, kind, suffix, {"length": 9 if biased else POSITIONS + 10, "side": side, "rows": rows}, **fields)
+
+
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("suffix", HEADS["deberta-v2"])
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("shared, norm", [(True, "layer_norm"), (False, "none"), (False, "layer_norm")])
 @pytest.mark.parametrize("buckets, span", [(-1, -1), (6, -1), (5, 9), (-1, 4)])
-@pytest.mark.parametrize("biased, types, width, side, rows", INPUTS)
-def test_v2(tmp_path, suffix, kinds, shared, norm, buckets, span, biased, types, width, side, rows):
-    pooled = suffix in ("ForSequenceClassification", "ForMultipleChoice")  # from the first token, which is padding
-    length = 9 if biased else POSITIONS + 10
-    check(
-        tmp_path,
-        "deberta-v2",
-        suffix,
-        {"length": length, "side": "right" if pooled else side, "rows": rows},
-        relative_attention=True,
-        pos_att_type=kinds,
-        share_att_key=shared,
-        position_buckets=buckets,
-        max_relative_positions=span,
-        norm_rel_ebd=norm,
-        **input_fields(biased, types, width, rows),
-        pooler_hidden_act="gelu" if biased else "silu",
-        hidden_act="gelu" if shared else "relu",
-    )
+@pytest.mark.parametrize("row", INPUTS, ids=str)
+def test_v2(tmp_path, suffix, kinds, shared, norm, buckets, span, row):
+    fields = {"pos_att_type": kinds, "position_buckets": buckets, "max_relative_positions": span}
+    fields |= {"share_att_key": shared, "hidden_act": "gelu" if shared else "relu", "norm_rel_ebd": norm}
+    check_inputs(tmp_path, "deberta-v2", suffix, row, **fields, pooler_hidden_act="gelu" if row[0] else "silu")
 
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("suffix", HEADS["deberta"])
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("span", [-1, 4])
-@pytest.mark.parametrize("biased, types, width, side, rows", INPUTS)
-def test_v1(tmp_path, suffix, kinds, span, biased, types, width, side, rows):
-    length = 9 if biased else POSITIONS + 10
-    check(
-        tmp_path,
-        "deberta",
-        suffix,
-        {"length": length, "side": "right" if suffix == "ForSequenceClassification" else side, "rows": rows},
-        relative_attention=True,
-        pos_att_type=kinds,
-        max_relative_positions=span,
-        **input_fields(biased, types, width, rows),
-    )
+@pytest.mark.parametrize("row", INPUTS, ids=str)
+def test_v1(tmp_path, suffix, kinds, span, row):
+    check_inputs(tmp_path, "deberta", suffix, row, pos_att_type=kinds, max_relative_positions=span)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -246,16 +226,17 @@ def test_a_variant(tmp_path, files):
 def test_a_repository_of_the_hub(tmp_path, hub):
     """Safetensors in a subfolder, and a pickle alone, which Transformers reads, too; neither brings anything else."""
     stock, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM", **V3)
-    content = {name: (folder / name).read_bytes() for name in ("config.json", "model.safetensors")}
     torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    hub.put("user/inside", {f"v3/{name}": data for name, data in content.items()} | {"tf_model.h5": b"large"})
-    files = {"config.json": content["config.json"], "pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()}
-    hub.put("user/pickle", {**files, "flax_model.msgpack": b"large"})
+    config, pickled = (
+        {"config.json": (folder / "config.json").read_bytes()},
+        (tmp_path / "pytorch_model.bin").read_bytes(),
+    )
+    hub.put("user/inside", {f"v3/{name}": data for name, data in contents(folder).items()} | {"tf_model.h5": b"large"})
+    hub.put("user/pickle", {**config, "pytorch_model.bin": pickled, "flax_model.msgpack": b"large"})
     stock.save_pretrained(tmp_path / "variant", variant="fp16", max_shard_size="20KB")
-    shards = {path.name: path.read_bytes() for path in (tmp_path / "variant").iterdir()}
-    hub.put("user/variant", {**shards, "model.safetensors": b"others", "pytorch_model.bin": b"others"})
-    bins = {"config.json": content["config.json"], "pytorch_model.fp16.bin": files["pytorch_model.bin"]}
-    hub.put("user/pickled-variant", {**bins, "model.safetensors": b"others", "pytorch_model.bin": b"others"})
+    others = {"model.safetensors": b"others", "pytorch_model.bin": b"others"}
+    hub.put("user/variant", {**contents(tmp_path / "variant"), **others})
+    hub.put("user/pickled-variant", {**config, "pytorch_model.fp16.bin": pickled, **others})
     ids = torch.arange(6)[None]
     torch.save(stock(ids).logits.detach(), tmp_path / "logits.pt")
     hub.run(

@@ -95,6 +95,12 @@ def recipe(name, *arguments):
     return import_script(name).main([*map(str, arguments), *QUIET])
 
 
+def train(name, data, out, kind, *more, model=CHECKPOINT):
+    """A recipe with its files of this kind."""
+    files = ("--train_file", data / f"train.{kind}", "--validation_file", data / f"dev.{kind}")
+    return recipe(name, "--model_name_or_path", model, *files, "--output_dir", out, *SHORT, *more)
+
+
 def stored(folder, split):
     return json.loads((folder / f"{split}_results.json").read_text())
 
@@ -103,8 +109,7 @@ def stored(folder, split):
 
 
 def classify(data, out, *more, model=CHECKPOINT):
-    files = ("--train_file", data / "train.tsv", "--validation_file", data / "dev.tsv")
-    return recipe("run_classification", "--model_name_or_path", model, *files, "--output_dir", out, *SHORT, *more)
+    return train("run_classification", data, out, "tsv", *more, model=model)
 
 
 def test_a_classifier_learns_and_is_measured_again(data, relative, tmp_path):
@@ -154,18 +159,14 @@ def test_recipe_own_scheme(data, tmp_path):
         "from hf_relpos.schemes.alibi import ALiBi\n\n\nclass Mine(ALiBi, name='alibi_of_mine'):\n    pass\n"
     )
     mine, out = ("--scheme_file", tmp_path / "scheme_of_mine.py"), tmp_path / "out"
-    sizes = "hidden_size=24,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32"
-    new = ("--tokenizer_name", CHECKPOINT, "--config_overrides", sizes, "--position_embedding_type", "alibi_of_mine")
-    files = ("--train_file", data / "train.txt", "--validation_file", data / "dev.txt", "--output_dir", out)
-    trained = recipe("run_mlm", *mine, *new, *files, *SHORT, "--do_train", "--do_eval", "--max_steps", 1)
+    new = (*NEW, "--position_embedding_type", "alibi_of_mine")
+    trained = recipe("run_mlm", *mine, *mlm(data, out, *new, "--max_steps", 1))
     assert AutoConfig.from_pretrained(out).position_embedding_type == "alibi_of_mine"
-    again = recipe(
-        "run_mlm", *mine, "--model_name_or_path", out, *files[2:4], *SHORT, "--output_dir", tmp_path, "--do_eval"
-    )
+    again = train("run_mlm", data, tmp_path, "txt", *mine, "--do_eval", model=out)
     hf_relpos.SCHEMES.pop("alibi_of_mine")
     assert again["eval_loss"] == pytest.approx(trained["eval_loss"])
     with pytest.raises(SystemExit, match=r"--scheme_file .*no\.py: no such Python file"):
-        recipe("run_mlm", "--scheme_file", "no.py", *new, *files)
+        recipe("run_mlm", "--scheme_file", "no.py", *mlm(data, out, *new))
 
 
 def test_classes_are_predicted_with_and_without_labels(data, relative, tmp_path):
@@ -235,23 +236,9 @@ def test_a_data_set_of_the_hub(data, tmp_path):
 
 
 def test_a_tagger_learns(data, relative, tmp_path):
-    files = ("--train_file", data / "train.conll", "--validation_file", data / "dev.conll")
-    run = ("--do_train", "--do_eval", "--max_steps", 40, "--output_dir", tmp_path / "out", *SHORT)
-    found = recipe("run_ner", "--model_name_or_path", relative, *files, *run)
-    assert found["eval_f1"] > 0.7
-    assert set(AutoConfig.from_pretrained(tmp_path / "out").label2id) == {"O", "B-PER", "I-PER"}
-
-
-def test_every_word_of_a_long_sentence_is_measured(data, tmp_path, monkeypatch):
-    """Rows of 8 tokens: the labels that are measured are the tags of the file, each once and in order."""
-    script, seen = import_script("run_ner"), []
-    monkeypatch.setattr(script, "entity_scores", lambda truth, guess: seen.append(truth) or {"f1": 0.0})
-    files = ("--validation_file", data / "dev.conll", "--train_file", data / "train.conll", "--max_train_samples", 8)
-    run = ("--do_train", "--do_eval", "--max_steps", 1, "--output_dir", tmp_path / "out", "--max_seq_length", 8)
-    recipe("run_ner", "--model_name_or_path", CHECKPOINT, *files, *run, "--max_eval_samples", 5)
-    sentences = (data / "dev.conll").read_text().split("\n\n")[:5]
-    tags = [line.split("\t")[1] for sentence in sentences for line in sentence.splitlines()]
-    assert [tag for row in seen[0] for tag in row] == tags and "B-PER" in tags
+    run = ("--do_train", "--do_eval", "--max_steps", 40)
+    assert train("run_ner", data, tmp_path, "conll", *run, model=relative)["eval_f1"] > 0.7
+    assert set(AutoConfig.from_pretrained(tmp_path).label2id) == {"O", "B-PER", "I-PER"}
 
 
 def test_tags_are_predicted_one_for_each_word(data, relative, tmp_path):
@@ -262,10 +249,9 @@ def test_tags_are_predicted_one_for_each_word(data, relative, tmp_path):
     words = [[word for word, _ in sentence] for sentence in sentences]
     words[0].insert(2, "\u200b")
     write_lines(tmp_path / "words.jsonl", [{"tokens": each} for each in words])
-    files = ("--train_file", data / "train.conll", "--test_file", data / "dev.conll", "--do_train", "--do_predict")
     size = (*SHORT, "--max_seq_length", 16, "--train_sampling_strategy", "group_by_length")
-    out = ("--output_dir", tmp_path / "out", "--max_steps", 40)
-    found = recipe("run_ner", "--model_name_or_path", relative, *files, *out, *size)
+    run = ("--test_file", data / "dev.conll", "--do_train", "--do_predict", "--max_steps", 40)
+    found = train("run_ner", data, tmp_path / "out", "conll", *run, *size, model=relative)
     tags = [line.split() for line in (tmp_path / "out" / "predictions.txt").read_text().splitlines()]
     assert list(map(len, tags)) == list(map(len, sentences))
     truth = [[tag for _, tag in sentence] for sentence in sentences]
@@ -337,10 +323,9 @@ def test_evaluation_masks_the_same_tokens_for_every_model(data, relative, tmp_pa
     joined = [token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
     assert [token for row in rows["input_ids"] for token in row[1:-1]] == joined
     masked = script.masked_once(rows, tokenizer, 0.15)
-    files = ("--train_file", data / "train.txt", "--validation_file", data / "dev.txt", "--max_eval_samples", 6)
     for model in (CHECKPOINT, relative):
-        run = ("--do_eval", "--output_dir", tmp_path / model.name, "--max_seq_length", 32, "--seed", len(model.name))
-        found = recipe("run_mlm", "--model_name_or_path", model, *files, *run)
+        run = ("--do_eval", "--max_eval_samples", 6, "--max_seq_length", 32, "--seed", len(model.name))
+        found = train("run_mlm", data, tmp_path / model.name, "txt", *run, model=model)
         loaded, right = AutoModelForMaskedLM.from_pretrained(model).eval(), []
         for row in masked:
             ids, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"])
@@ -362,27 +347,27 @@ def test_two_processes_train_together(data, tmp_path):
 # Question answering -----------------------------------------------------------------------------------------------
 
 
-def test_answers_are_learnt(data, relative, tmp_path):
-    files = ("--train_file", data / "train.jsonl", "--validation_file", data / "dev.jsonl")
-    run = ("--do_train", "--do_eval", "--max_steps", 40, "--output_dir", tmp_path / "out", "--learning_rate", "2e-3")
-    size = ("--max_seq_length", 64, "--doc_stride", 16, "--per_device_train_batch_size", 8)
-    found = recipe("run_qa", "--model_name_or_path", relative, *files, *run, *size)
-    assert found["eval_f1"] > 30 and found["eval_exact_match"] <= found["eval_f1"]
-    ids = {json.loads(line)["id"] for line in (data / "dev.jsonl").read_text().splitlines()}
-    assert set(json.loads((tmp_path / "out" / "eval_predictions.json").read_text())) == ids
-
-
-def test_answers_are_written(data, relative, tmp_path):
+def test_answers_are_learnt_and_written(data, relative, tmp_path):
     """To questions with known answers, and to the same ones without, of JSON lines and of SQuAD's JSON."""
     rows = [json.loads(line) for line in (data / "dev.jsonl").read_text().splitlines()]
     write_lines(tmp_path / "bare.jsonl", [{key: row[key] for key in ("id", "question", "context")} for row in rows])
-    squad = [{"context": row["context"], "qas": [{"id": row["id"], "question": row["question"]}]} for row in rows]
-    (tmp_path / "bare.json").write_text(json.dumps({"data": [{"paragraphs": squad}]}))
+    for name in ("known.json", "bare.json"):
+        paragraphs = []
+        for row in rows:
+            asked = {"id": row["id"], "question": row["question"]}
+            if name == "known.json":
+                asked["answers"] = [{key: values[0] for key, values in row["answers"].items()}]
+            paragraphs.append({"context": row["context"], "qas": [asked]})
+        (tmp_path / name).write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     size = ("--max_seq_length", 64, "--doc_stride", 16, "--per_device_train_batch_size", 8, "--do_predict")
-    train = ("--train_file", data / "train.jsonl", "--do_train", "--max_steps", 5, "--learning_rate", "2e-3")
-    test = ("--test_file", data / "dev.jsonl", "--model_name_or_path", relative, "--output_dir", tmp_path / "out")
-    found = recipe("run_qa", *train, *test, *size)
-    answers = json.loads((tmp_path / "out" / "predict_predictions.json").read_text())
+    run = ("--do_train", "--do_eval", "--max_steps", 40, "--learning_rate", "2e-3")
+    run = (*run, "--test_file", tmp_path / "known.json")
+    found = train("run_qa", data, tmp_path / "out", "jsonl", *run, *size, model=relative)
+    assert found["eval_f1"] > 30 and found["eval_exact_match"] <= found["eval_f1"]
+    answers, evaluated = (
+        json.loads((tmp_path / "out" / f"{split}_predictions.json").read_text()) for split in ("predict", "eval")
+    )
+    assert evaluated == answers  # of the same questions
     exact = [answers[row["id"]].lower() == row["answers"]["text"][0].lower() for row in rows]
     assert found["predict_exact_match"] == pytest.approx(100 * np.mean(exact), abs=1e-3)
     assert all(answers[row["id"]] in row["context"] for row in rows) and len(answers) == len(rows)
@@ -391,23 +376,6 @@ def test_answers_are_written(data, relative, tmp_path):
         again = recipe("run_qa", *test, *size, "--output_dir", tmp_path / name[4:])
         assert not {"predict_f1", "predict_exact_match", "predict_loss"} & set(again)
         assert json.loads((tmp_path / name[4:] / "predict_predictions.json").read_text()) == answers
-
-
-def test_files_of_squad(tmp_path):
-    """Version 1.1 has the context first, 2.0 the questions, which may have no answer."""
-    read = import_script("run_qa").read_questions
-    answered = {"id": "a", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]}
-    unanswered = {"question": "Why?", "id": "b", "is_impossible": True, "answers": []}
-    first = {"data": [{"title": "t", "paragraphs": [{"context": "Ann sat.", "qas": [answered]}]}], "version": "1.1"}
-    second = {
-        "version": "v2.0",
-        "data": [{"title": "t", "paragraphs": [{"qas": [unanswered], "context": "Ann sat."}]}],
-    }
-    for number, (content, answers) in enumerate(((first, ["Ann"]), (second, []))):
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps(content))
-        (row,) = read(str(path), ["id", "question", "context", "answers"])
-        assert row["context"] == "Ann sat." and row["answers"]["text"] == answers
 
 
 def test_questions_without_an_answer():
@@ -741,27 +709,10 @@ def test_flags_from_a_file(data, tmp_path):
             import_script("run_mlm").main([tmp_path / "flags.json"])
 
 
-@pytest.mark.parametrize(
-    "tags, entities",
-    [
-        ("O O", set()),
-        ("B-a I-a O B-b", {("a", 0, 2), ("b", 3, 4)}),
-        ("B-a B-a I-a", {("a", 0, 1), ("a", 1, 3)}),
-        ("B-a I-b I-b", {("a", 0, 1), ("b", 1, 3)}),  # I- of another type begins an entity
-        ("O I-a I-a", {("a", 1, 3)}),
-        ("B-x-y I-x-y", {("x-y", 0, 2)}),
-    ],
-)
-def test_entities(tags, entities):
-    truth = ["O"] * len(tags.split())
-    for kind, start, end in entities:
-        truth[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
-    found = import_script("recipes.scores").entity_scores([truth], [tags.split()])
-    assert set(found.values()) == ({100.0} if entities else {0.0})
-
-
 def test_entity_scores():
-    truth = ["B-a I-a O B-b".split(), "O B-a".split()]
-    guess = ["B-a I-a O B-a".split(), "O O".split()]  # one right, one of the wrong type, one missed
-    found = import_script("recipes.scores").entity_scores(truth, guess)
-    assert found == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})
+    """One entity is right, one of the wrong type, one missed; I- of another type begins an entity."""
+    scores = import_script("recipes.scores").entity_scores
+    truth, guess = [["B-a", "I-a", "O", "B-b"], ["O", "B-a"]], [["B-a", "I-a", "O", "B-a"], ["O", "O"]]
+    assert scores(truth, guess) == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})
+    assert set(scores([["B-a", "B-b"]], [["B-a", "I-b"]]).values()) == {100.0}
+    assert set(scores([["O"]], [["O"]]).values()) == {0.0}

@@ -16,6 +16,7 @@ from folders import edit
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import errors, in_float64, random_model
+from test_deberta_checkpoints import BOTH
 from torch.export import Dim
 
 from hf_relpos import convert, export_checkpoint
@@ -27,16 +28,7 @@ from hf_relpos.models import modeling_relpos_bert
 
 
 BERT_SIZES = tiny_sizes(max_position_embeddings=40)
-DEBERTA = {
-    **BERT_SIZES,
-    "relative_attention": True,
-    "position_biased_input": False,
-    "pos_att_type": ["c2p", "p2c"],
-    "type_vocab_size": 0,
-    "cls_dropout": 0.3,
-    "pooler_dropout": 0.2,
-    "legacy": False,
-}
+DEBERTA = {**BERT_SIZES, **BOTH, "type_vocab_size": 0, "cls_dropout": 0.3, "pooler_dropout": 0.2, "legacy": False}
 FIELDS = {
     "deberta-v2": {**DEBERTA, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     "deberta": DEBERTA,

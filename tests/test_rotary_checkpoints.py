@@ -12,6 +12,7 @@ import transformers
 from folders import edit
 from oracles import tiny_model, tiny_sizes
 from safetensors.torch import load_file, save_file
+from wording import tokenizer
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertModel, convert, export_checkpoint, patch_transformers
@@ -248,9 +249,7 @@ def test_patch_leaves_xlm_roberta(tmp_path):
 def test_sentence_transformers_under_the_patch(tmp_path, layout="nomic_bert"):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     stock(layout, "ForSequenceClassification", tmp_path)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnop"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    tokenizer(tmp_path).save_pretrained(tmp_path)
     original(layout, "ForSequenceClassification", tmp_path, id2label={"0": "LABEL_0"})
     with patch_transformers():
         encoder = sentence_transformers.SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")

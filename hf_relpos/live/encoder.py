@@ -196,6 +196,7 @@ def plan_of(
         len(tokens) != 1
         or not isinstance(tokens[0], torch.Tensor)
         or tokens[0].dim() < 2
+        or not tokens[0].numel()
         or not has_contents(tokens[0])
     ):
         return None

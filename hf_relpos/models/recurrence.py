@@ -115,30 +115,17 @@ class SegmentMemory(ModelOutput):
             if ids is None or is_traced():  # a graph cannot read the ids: it assumes consecutive tokens
                 ids = (is_token.long().cumsum(-1) - 1).clamp(min=0)
             positions = _positions_with_memory(memory_mask, is_token, ids)
+        rules = replace(sequence.visibility, documents=documents, index_in_document=None, is_token=with_memory)
+        if positions is not None:  # padding between the memory and the segment must not count as distance
+            rules = replace(rules, positions=positions.of_keys)
         prepared = None
         if attention_mask is not None and rows.key_mask is None:
+            rules = replace(rules, is_causal=False)  # the caller's mask says which keys are later
             prepared = is_visible(attention_mask).expand(batch, -1, context.query_length, -1)
             prepared = torch.cat([memory_mask[:, None, None].expand(*prepared.shape[:-1], -1), prepared], dim=-1)
-        return MetadataWithMemory(
-            sequence.config,
-            rows,
-            replace(
-                context,
-                key_length=before + keys,
-                start=context.start + before,
-                positions=positions,
-                tokens=context.tokens._replace(real=with_memory),
-            ),
-            replace(
-                sequence.visibility,
-                is_causal=sequence.visibility.is_causal and prepared is None,
-                positions=None if positions is None else positions.of_keys,  # padding must not count as distance
-                documents=documents,
-                index_in_document=None,
-                is_token=with_memory,
-            ),
-            prepared=prepared,
-        )
+        tokens, start = context.tokens._replace(real=with_memory), context.start + before
+        context = replace(context, key_length=before + keys, start=start, positions=positions, tokens=tokens)
+        return MetadataWithMemory(sequence.config, rows, context, rules, prepared=prepared)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config, tiny_model
+from oracles import array, golden, padding, tiny_config, tiny_model
 
 from hf_relpos import RelPosBertModel
 
@@ -102,11 +102,6 @@ def parity(case: str) -> float:
     return (got - expected).abs().max().item()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 2e-6
-
-
 def test_centre_of_the_real_tokens():
     """The original's own mask takes in the first token of the padding."""
     module, real = module_of(normalize=True), padding([12, 7], 12)
@@ -119,14 +114,3 @@ def test_centre_of_the_real_tokens():
     assert (got[1:, :7] - alone).abs().max() <= 1e-12
     with raises(ValueError, "attention_mask", "(2, 1, 12, 12)"):
         vectors(module, 2, 12, torch.ones(2, 1, 12, 12))
-
-
-def test_attention_has_no_position_and_the_words_no_factor():
-    layer = tiny_attention("cape")
-    hidden = torch.randn(2, 9, 24, dtype=torch.float64)
-    assert layer_error(layer, hidden, padding([9, 5], 9), lambda q, k, h, i, j: q @ k / math.sqrt(8)) <= 1e-10
-    embeddings = tiny_model(RelPosBertModel, "cape").double().embeddings
-    ids = torch.randint(1, 50, (1, 7))
-    total = embeddings.word_embeddings(ids) + embeddings.token_type_embeddings.weight[0]
-    total = total + torch.tensor(np.stack([paper(p) for p in range(7)]))
-    assert (embeddings(ids) - embeddings.LayerNorm(total)).abs().max() <= 1e-10

@@ -54,6 +54,14 @@ def terms_of(tensors, context, **others):
     )
 
 
+def call_of(tensors, table, context, content_bias=None, **settings):
+    """A call of queries, keys and values of a layer that is not causal by itself."""
+    layer = nn.Module().eval()
+    layer.is_causal = False
+    terms = terms_of(table, context, content_bias=content_bias)
+    return AttentionCall(*tensors, terms, context, layer=layer, **settings)
+
+
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("terms", TERMS)
 def test_equals_the_formula(terms, per_head):
@@ -105,16 +113,8 @@ class Case:
         self.u = torch.randn(HEADS, SIZE, dtype=torch.float64)
 
     def call(self):
-        layer = nn.Module()
-        layer.is_causal = False
-        return AttentionCall(
-            *self.tensors,
-            terms_of(self.coefficients, self.context, content_bias=self.u),
-            self.context,
-            mask=None if self.causal else self.visible,
-            is_causal=self.causal,
-            layer=layer.eval(),
-        )
+        hidden = {"mask": None if self.causal else self.visible, "is_causal": self.causal}
+        return call_of(self.tensors, self.coefficients, self.context, self.u, **hidden)
 
     def by_pair(self):
         """The formula in NumPy, (B, L, H, d)."""
@@ -224,10 +224,7 @@ def test_far_positions_are_as_exact_as_near_ones(backend, shift):
     for first in (0, shift):
         positions = torch.arange(first, first + KEYS)[None]
         context = AttentionContext(KEYS, KEYS, positions=Positions(positions, KEYS))
-        layer = nn.Module().eval()
-        layer.is_causal = False
-        call = AttentionCall(*tensors, terms_of(table, context), context, layer=layer)
-        outputs.append(run_attention(backend, call)[0])
+        outputs.append(run_attention(backend, call_of(tensors, table, context))[0])
     assert (outputs[1] - outputs[0]).abs().max() <= 2e-5
 
 
@@ -239,13 +236,10 @@ def test_features_lose_no_more_than_rows(dtype):
     context = AttentionContext(length, length)
     tensors = [torch.randn(2, HEADS, length, SIZE).to(dtype) for _ in range(3)]
     table = {letter: (0.3 * each).to(dtype) for letter, each in coefficients("ABcV").items()}
-    layer = nn.Module().eval()
-    layer.is_causal = False
 
     def run(backend, kind):
-        terms = terms_of({letter: each.to(kind) for letter, each in table.items()}, context)
-        call = AttentionCall(*(each.to(kind) for each in tensors), terms, context, layer=layer)
-        return run_attention(backend, call)[0].double()
+        rows = {letter: each.to(kind) for letter, each in table.items()}
+        return run_attention(backend, call_of([each.to(kind) for each in tensors], rows, context))[0].double()
 
     exact = run("eager", torch.float64)
     errors = {backend: (run(backend, dtype) - exact).square().mean().sqrt() for backend in ("eager", "relpos")}

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, extra_inputs, layer_error, padding, tiny_attention, tiny_model
+from oracles import REAL, array, extra_inputs, layer_error, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.attention.context import TokenInputs
-
-
-REAL = padding([9, 5], 9)
 
 
 def with_labels(labels):
@@ -55,18 +52,6 @@ def test_equals_the_paper(none, per_head, values):
         together = layer(hidden, context=with_labels(labels))[0]
         apart = [layer(hidden[row : row + 1], context=with_labels(labels[row : row + 1]))[0] for row in range(2)]
     assert (together - torch.cat(apart)).abs().max() <= 1e-12
-
-
-@torch.no_grad()
-def test_distances_as_labels_are_shaw():
-    shaw = tiny_attention("shaw", position_options={"clip": 3})
-    layer = tiny_attention("relation", position_options={"num_relations": 7, "none_label": None})
-    layer.load_state_dict(shaw.state_dict(), strict=True)
-    labels = AttentionContext(9, 9).matrix(torch.device("cpu")).clamp(-3, 3) + 3
-    hidden, mask = torch.randn(2, 9, 24, dtype=torch.float64), REAL[:, None, None, :]
-    expected, weights = shaw(hidden, attention_mask=mask)
-    out, our_weights = layer(hidden, attention_mask=mask, context=with_labels(labels.expand(2, -1, -1)))
-    assert torch.equal(out, expected) and torch.equal(our_weights, weights)
 
 
 @torch.no_grad()
@@ -111,27 +96,19 @@ def test_runs_on_sdpa(values):
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
 
 
-@pytest.mark.parametrize("label", [-1, 6])
-def test_labels_without_a_row(label):
+@pytest.mark.parametrize(
+    "labels, words",
+    [
+        (None, ["relation_ids", "(batch, length, length)"]),
+        *((torch.zeros(shape).long(), ["relation_ids", "(1, 4, 4)"]) for shape in ((4, 4), (1, 4, 5), (1, 3, 4))),
+        *((torch.full((1, 4, 4), label), [label, "num_relations'] = 6", "0 to 5"]) for label in (-1, 6)),
+    ],
+    ids=lambda value: "" if isinstance(value, list) else str(getattr(value, "shape", value)),
+)
+def test_labels_that_are_refused(labels, words):
     model = tiny_model(RelPosBertModel, "relation", position_options={"num_relations": 6})
-    labels = torch.zeros(1, 4, 4, dtype=torch.long)
-    labels[0, 1, 2] = label
-    with pytest.raises(ValueError, match=r"num_relations'\] = 6.*0 to 5") as raised:
+    with raises(ValueError, *words):
         model(torch.randint(1, 50, (1, 4)), relation_ids=labels)
-    assert str(label) in str(raised.value)
-
-
-def test_labels_are_asked_for():
-    model = tiny_model(RelPosBertModel, "relation")
-    with raises(ValueError, "relation_ids", "(batch, length, length)"):
-        model(torch.randint(1, 50, (1, 4)))
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (1, 4, 5), (1, 3, 4), (1, 3, 4, 4)], ids=str)
-def test_labels_of_another_shape(shape):
-    model = tiny_model(RelPosBertModel, "relation")
-    with raises(ValueError, "relation_ids", "(1, 4, 4)"):
-        model(torch.randint(1, 50, (1, 4)), relation_ids=torch.zeros(shape, dtype=torch.long))
 
 
 @torch.no_grad()

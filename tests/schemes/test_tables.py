@@ -74,17 +74,6 @@ def test_knots(max_distance, dense, per_octave):
         assert len(offsets) == 33 + 2 * 4 * 5
 
 
-def test_interpolation_is_exact_at_knots_and_between_is_the_mean():
-    layer = tiny_attention("tables", position_options={"max_distance": 64, "dense": 4, "per_octave": 1, "terms": "A"})
-    scheme = layer.distance_embedding
-    assert scheme.knots[-5:] == [4, 8, 16, 32, 64]
-    at_knots = scheme.expand(scheme.A, torch.tensor(scheme.knots))
-    assert torch.equal(at_knots, scheme.A)
-    between = scheme.expand(scheme.A, torch.tensor([6, -48]))
-    assert torch.allclose(between[:, 0], (scheme.A[:, -5] + scheme.A[:, -4]) / 2)
-    assert torch.allclose(between[:, 1], (scheme.A[:, 0] + scheme.A[:, 1]) / 2)
-
-
 @pytest.mark.parametrize("out_of_range", ["clip", "zero"])
 def test_past_the_range(out_of_range):
     layer = tiny_attention("tables", position_options={"max_distance": 5, "terms": "A", "out_of_range": out_of_range})
@@ -95,18 +84,3 @@ def test_past_the_range(out_of_range):
         assert rows[:, [0, 3]].abs().max() == 0
     else:
         assert torch.equal(rows[:, 0], scheme.A[:, 0]) and torch.equal(rows[:, 3], scheme.A[:, -1])
-
-
-def test_rows_with_shared_key_and_value_tables_are_shaw():
-    """The tables of Shaw et al. are this scheme's A and V, shared by the heads, one row for each distance."""
-    layer = tiny_attention(
-        "tables", position_options={"terms": "AV", "per_head": False, "storage": "rows", "max_distance": 4}
-    )
-    shaw = tiny_attention("shaw", position_options={"clip": 4})
-    state = {key: value for key, value in shaw.state_dict().items() if "distance" not in key}
-    state["distance_embedding.A"] = shaw.distance_embedding.key[None]
-    state["distance_embedding.V"] = shaw.distance_embedding.value[None]
-    layer.load_state_dict(state)
-    hidden, mask = torch.randn(2, 9, 24, dtype=torch.float64), padding([9, 5], 9)[:, None, None, :]
-    difference = layer(hidden, attention_mask=mask)[0] - shaw(hidden, attention_mask=mask)[0]
-    assert difference.abs().max() <= 1e-14

@@ -10,10 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import array, golden, layer_error, padding, tiny_attention
-
-
-REAL = padding([9, 5], 9)
+from oracles import array, golden, layer_error, load_projections, padding, tiny_attention
 
 
 def sinusoid(position: float, width: int = 8) -> np.ndarray:
@@ -33,46 +30,19 @@ def paper(layer, key_side=True, scale=1.0, clip=math.inf):
     return score
 
 
-@pytest.fixture
-def layer():
-    return tiny_attention("tener")
-
-
+@pytest.mark.parametrize("out_of_range, clip", [("extrapolate", math.inf), ("clip", 15)])
 @pytest.mark.parametrize("terms", ["code", "paper"])
 @pytest.mark.parametrize("scale", [False, True])
-def test_equals_the_equation(terms, scale, hidden):
-    layer = tiny_attention("tener", position_options={"terms": terms, "scale": scale})
-    expected = paper(layer, key_side=terms == "code", scale=8**-0.5 if scale else 1.0)
-    assert layer_error(layer, hidden, REAL, expected) <= 1e-10
-
-
-@pytest.mark.parametrize("out_of_range, clip", [("extrapolate", math.inf), ("clip", 15)])
-def test_past_the_trained_range(out_of_range, clip):
-    layer = tiny_attention("tener", position_options={"out_of_range": out_of_range})
+def test_equals_the_equation(terms, scale, out_of_range, clip):
+    """Past the trained range, too."""
+    layer = tiny_attention("tener", position_options={"terms": terms, "scale": scale, "out_of_range": out_of_range})
+    expected = paper(layer, key_side=terms == "code", scale=8**-0.5 if scale else 1.0, clip=clip)
     hidden = torch.randn(1, 20, 24, dtype=torch.float64)
-    assert layer_error(layer, hidden, padding([18], 20), paper(layer, clip=clip)) <= 1e-10
-
-
-@pytest.mark.parametrize("length", [600, 601, 602])
-@torch.no_grad()
-def test_where_the_original_table_ends(length, layer):
-    """The released layer fails at 601 tokens. The first and the last must see each other at the right distance."""
-    hidden = torch.randn(1, length, 24, dtype=torch.float64)
-    ends = torch.zeros(length, dtype=torch.bool)
-    ends[[0, -1]] = True
-    _, weights = layer(hidden, attention_mask=ends[None, None, None])
-    scores = weights[0, :, [0, -1]][:, :, [0, -1]].log()
-    score = paper(layer)
-    q, k = (array(linear(hidden[0, [0, -1]])).reshape(2, 3, 8) for linear in (layer.query, layer.key))
-    place = [0, length - 1]
-    for h in range(3):
-        for a in range(2):
-            expected = [score(q[a, h], k[b, h], h, place[a], place[b]) for b in range(2)]
-            assert abs(float(scores[h, a, 0] - scores[h, a, 1]) - (expected[0] - expected[1])) <= 1e-9
+    assert layer_error(layer, hidden, padding([18], 20), expected) <= 1e-10
 
 
 @torch.no_grad()
-def test_head_of_two(hidden):
+def test_head_of_two():
     """The original divides by zero there."""
     layer = tiny_attention("tener", hidden_size=6)
     assert layer(torch.randn(1, 5, 6, dtype=torch.float64))[0].isfinite().all()
@@ -87,17 +57,8 @@ def parity(case: str) -> float:
     sizes, tensors = golden("tener")
     found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(f"{case}.")}
     layer = tiny_attention("tener", position_options=sizes["cases"][case])
-    parts = found["qkv_linear.weight"].chunk(3)
-    for linear, weight in zip((layer.query, layer.key, layer.value), parts, strict=True):
-        linear.weight.copy_(weight)
-        linear.bias.zero_()
-    biases = {name: found[name] for name in ("r_r_bias", "r_w_bias")}
-    layer.distance_embedding.load_state_dict(biases, strict=True)
+    load_projections(layer, found["qkv_linear.weight"].chunk(3))
+    layer.distance_embedding.load_state_dict({name: found[name] for name in ("r_r_bias", "r_w_bias")}, strict=True)
     out, weights = layer(found["hidden_states"], attention_mask=found["real"][:, None, None, :])
     errors = out - found["context"], weights - found["weights"]
     return max(error.abs().max().item() for error in errors)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 5e-7

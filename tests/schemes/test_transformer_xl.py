@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from oracles import array, golden, layer_error, padding, sine_cosine, tiny_attention
+from oracles import array, golden, layer_error, load_projections, padding, sine_cosine, tiny_attention
 
 
 def paper(layer, clamp):
@@ -44,10 +44,7 @@ def original_layer(sizes: dict, tensors: dict, clamp: int):
         num_attention_heads=sizes["n_head"],
         position_options={"clamp_len": clamp if clamp > 0 else None},
     )
-    parts = tensors["qkv_net.weight"].chunk(3)
-    for linear, weight in zip((layer.query, layer.key, layer.value), parts, strict=True):
-        linear.weight.copy_(weight)
-        linear.bias.zero_()
+    load_projections(layer, tensors["qkv_net.weight"].chunk(3))
     layer.distance_embedding.load_state_dict(
         {name: tensors[name] for name in ("r_net.weight", "r_w_bias", "r_r_bias")}, strict=True
     )
@@ -75,8 +72,3 @@ def parity(case: str) -> float:
     expected = tensors[f"{case}.context"].transpose(0, 1), tensors[f"{case}.attn_prob"].permute(2, 3, 0, 1)
     errors = out[:, memory:] - expected[0], weights[:, :, memory:] - expected[1]
     return max(error.abs().max().item() for error in errors)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 1e-5
