@@ -197,7 +197,7 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: s
             f"tensors that {name} does not have: {abbreviate(stray) or 'none'}; tensors that the model lacks: "
             f"{abbreviate(lost) or 'none'}. Merge adapters, and undo changes of the module tree"
         )
-    stock.load_state_dict(under_own_names(spec, own, tensors, base), assign=True)
+    stock.load_state_dict(under_own_names(spec, own, tensors), assign=True)
     stock.tie_weights()
     stock.config.dtype = model.dtype
     return stock

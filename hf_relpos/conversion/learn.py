@@ -1,8 +1,6 @@
 """The method that learns from text, `distil`: windows of text, the training, and the measurement."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -65,10 +63,11 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
     fast = "bfloat16" if is_fast else "float32"
     conversion.details["computed"] = {"student": fast, "teacher": "float32", "on": processor_name(conversion.device)}
     with progress_bar(console, not console.quiet, first="reading the text") as progress:
-        with _optimized(student, teacher, fast):
+        # unpad=False: the hidden states of padding are needed
+        with optimize(student, fast, unpad=False), optimize(teacher, "float32", unpad=False):
             conversion.details["distillation"] = _distil(student, teacher, tokenizer, conversion, console, progress)
         trained = time.process_time()
-        with _optimized(student, teacher, "float32"):
+        with optimize(student, "float32", unpad=False), optimize(teacher, "float32", unpad=False):
             conversion.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, conversion, progress)
     conversion.details["cpu_seconds"] = {"distillation": trained - began, "check": time.process_time() - trained}
     conversion.details["speed"] = speed(student, teacher)
@@ -78,13 +77,6 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
         for name, tensor in model.state_dict().items()
         if not torch.equal(tensor, original[name])
     }
-
-
-@contextmanager
-def _optimized(student: torch.nn.Module, teacher: torch.nn.Module, precision: str) -> Iterator[None]:
-    """Context with fast products of both models, the student's in a precision. Hidden states of padding are needed."""
-    with optimize(student, precision, unpad=False), optimize(teacher, "float32", unpad=False):
-        yield
 
 
 def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> None:

@@ -152,12 +152,12 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
             table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
             layer.attention.self = LegacySelfAttention(layer.attention.self, terms, spec.options, table)
     stock = stock.double().eval()
-    stock.load_state_dict(under_own_names(spec, stock.state_dict(), tensors, base))
+    stock.load_state_dict(under_own_names(spec, stock.state_dict(), tensors))
     return stock
 
 
 def under_own_names(
-    spec: CheckpointSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], base: bool
+    spec: CheckpointSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Convert tensors to the names and layout of the source's class.
 
@@ -165,8 +165,8 @@ def under_own_names(
         spec: description of the source.
         own: state dict of that class, for its names and shapes.
         tensors: tensors with the names of stock BERT.
-        base: for BertModel, which is the encoder itself.
     """
+    base = spec.architecture == "BertModel"
     return spec.pack({name: tensors[spec.rename(name, base)[0]] for name in spec.unpack(own)})
 
 

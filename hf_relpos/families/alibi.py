@@ -95,7 +95,6 @@ FAMILIES: dict[str, Family] = {
         defaults={"attention_probs_dropout_prob": 0.0},
         dropped_fields=("embedding_size",),
         positions=lambda config: Positions(absolute=False, scheme="alibi"),
-        position_types=("alibi",),
         computes_positions=True,
         fields=lambda config: {"feed_forward_type": "glu", "hidden_act": "gelu"},
         written=lambda config: {"cls.predictions.bias": ""},  # once, as the decoder's
@@ -123,7 +122,6 @@ FAMILIES: dict[str, Family] = {
             "alibi_scaling": ([1], "its slopes are not ALiBi's"),
         },
         positions=lambda config: Positions(absolute=False, scheme="alibi"),
-        position_types=("alibi",),
         computes_positions=True,
         fields=_jina_fields,
         marker="feed_forward_type",

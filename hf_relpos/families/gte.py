@@ -56,7 +56,6 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
             "logn_attention_clip1": ([False], OWN_CODE),
         },
         positions=lambda config: Positions(absolute=False, scheme="rope", options=rope_options(config, base)),
-        position_types=("rope",),
         fields=lambda config: {"feed_forward_type": "glu"},
         written=lambda config: {"cls.predictions.bias": ""},  # once, as the decoder's
         pools=False,

@@ -198,7 +198,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     positions = Positions(absolute=False, scheme=kind) if legacy else family.positions(completed)
     absolute = positions.absolute
     evidence = f"position_embedding_type = {kind!r}" if absolute or legacy else mark
-    if kind != STOCK_SCHEME and not legacy and kind not in family.position_types:
+    is_known = legacy or kind in (STOCK_SCHEME, positions.scheme) or "position_embedding_type" in family.only
+    if not is_known:
         if not absolute:
             raise ConversionError(
                 f"{folder}: {mark}, and position_embedding_type = {kind!r} something else; correct config.json"

@@ -102,7 +102,6 @@ def _family(prefix: str, title: str, only: dict[str, tuple[list[Any], str]], **f
         only={"position_embedding_type": (["absolute", "rotary"], "other positions are not read here"), **only},
         always_gelu=True,
         positions=_positions,
-        position_types=("rotary",),
         unpack=_unpack,
         pack=_pack,
         written=_written,
