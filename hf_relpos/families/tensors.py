@@ -13,6 +13,7 @@ from .recognition import CheckpointSpec
 from .registry import resemblance
 
 
+PARTS = ("embeddings.", "encoder.", "pooler.")  # of BertModel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -52,13 +53,13 @@ def rename_tensors(
         base: for BertModel, which is the encoder itself.
 
     Raises:
-        ConversionError: for two tensors of one stock name.
+        ConversionError: for two tensors of one stock name, unless BertModel does without both.
     """
     tensors: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
     for name, tensor in raw.items():
         for stock in spec.rename(name, base):
-            if stock in tensors:
+            if stock in tensors and (not base or stock.startswith(PARTS)):
                 raise ConversionError(
                     f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
                 )
