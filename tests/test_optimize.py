@@ -24,18 +24,12 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    BertModel,
     CamembertConfig,
     CamembertModel,
-    DistilBertConfig,
-    DistilBertModel,
     ElectraConfig,
     ElectraForMultipleChoice,
-    ElectraModel,
     ErnieConfig,
     ErnieModel,
-    RobertaConfig,
-    RobertaModel,
     RoFormerConfig,
     RoFormerForMultipleChoice,
     T5Config,
@@ -58,33 +52,26 @@ from hf_relpos.live.optimize import Optimized
 
 attention_alone = partial(optimize, precision=None, unpad=False)
 optimize_module = importlib.import_module(optimize.__module__)
-DISTIL = dict(vocab_size=50, dim=32, n_layers=2, n_heads=4, hidden_dim=24, max_position_embeddings=64)
+COPIES = ("BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "ERNIE", "DistilBERT")
+# Released after the oldest supported Transformers are some of them.
+ROTARY = tuple(
+    each
+    for each in ("ModernBERT", "NomicBERT", "GTE", "EuroBERT", "Jina v3", "ESM-2")
+    if each in encoders.ARCHITECTURES
+)
 MODELS = RELATIVE_MODELS | {
-    "BERT": (BertModel, BertConfig, SIZES),
-    "RoBERTa": (RobertaModel, RobertaConfig, SIZES),
     "XLM-RoBERTa": (XLMRobertaModel, XLMRobertaConfig, SIZES),
     "CamemBERT": (CamembertModel, CamembertConfig, SIZES),
-    "ELECTRA": (ElectraModel, ElectraConfig, {**SIZES, "embedding_size": 24}),
     "ERNIE": (ErnieModel, ErnieConfig, SIZES),
-    "DistilBERT": (DistilBertModel, DistilBertConfig, DISTIL | {"initializer_range": 0.3}),
 }
-# Released after the oldest supported Transformers are some of them.
-ROTARY = {
-    name: (getattr(transformers, f"{prefix}Model"), getattr(transformers, f"{prefix}Config"), {**SIZES, **fields})
-    for name, prefix, fields in (
-        ("ModernBERT", "ModernBert", {"local_attention": 16, "pad_token_id": 0}),
-        ("NomicBERT", "NomicBert", {}),
-        ("GTE", "Gte", {"pad_token_id": 0}),
-        ("EuroBERT", "EuroBert", {"num_key_value_heads": 2, "pad_token_id": 0}),
-        ("Jina v3", "JinaEmbeddingsV3", {"pad_token_id": 0}),
-        ("ESM-2", "Esm", {"pad_token_id": 0, "position_embedding_type": "rotary", "mask_token_id": 4}),
-    )
-    if hasattr(transformers, f"{prefix}Model")
-}
+for each in (*COPIES, *ROTARY):
+    if each in encoders.ARCHITECTURES:
+        model, config, fields = encoders.ARCHITECTURES[each]
+        fields = SIZES | fields | {"pad_token_id": 0}
+        MODELS[each] = (getattr(transformers, model), getattr(transformers, config), fields)
 if LIVE["UMT5Stack"].is_released:
-    ROTARY["UMT5"] = (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)
-MODELS |= ROTARY
-COPIES = ("BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "ERNIE", "DistilBERT")
+    ROTARY += ("UMT5",)
+    MODELS["UMT5"] = (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)
 STOCK = ("v3", "v2 with projections of its own", "v2 absolute", "v1", "v1 absolute", "MPNet", "RoFormer")
 STOCK = (*COPIES, *STOCK, "RoFormer with rotated values", "T5", "mT5", "XLNet", *ROTARY)
 # Padding matters to a convolution.
