@@ -54,7 +54,8 @@ LEVELS = {
     # a pooler; the share of [MASK] in the tokens of a row; learned positions from the first column on
     **dict.fromkeys(("ALBERT", "ESM-2, token dropout", "BART's encoder"), ("by length", ON_THE_RIGHT)),
     **dict.fromkeys(("LFM2", "remote code"), ("by length", ANYWHERE)),
-    **dict.fromkeys(("DeBERTa v1", "DeBERTa v2", "RoFormer", "XLNet", "T5", "mT5", "UMT5"), ("own", ANYWHERE)),
+    **dict.fromkeys(("T5", "mT5", "UMT5"), ("contract", ANYWHERE)),
+    **dict.fromkeys(("DeBERTa v1", "DeBERTa v2", "RoFormer", "XLNet"), ("own", ANYWHERE)),
     "MPNet": ("own", ON_THE_RIGHT),
     **dict.fromkeys(SCHEMES, ("own", ("right", "one row"))),
 }

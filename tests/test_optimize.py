@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 import importlib
 import inspect
 import itertools
@@ -83,7 +82,7 @@ ROTARY = {
     )
     if hasattr(transformers, f"{prefix}Model")
 }
-if LIVE["UMT5Stack"].is_released:
+if LIVE["UMT5Attention"].is_released:
     ROTARY["UMT5"] = (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)
 MODELS |= ROTARY
 COPIES = ("BERT", "RoBERTa", "XLM-RoBERTa", "CamemBERT", "ELECTRA", "ERNIE", "DistilBERT")
@@ -195,7 +194,9 @@ def assert_as_before(model, calls, bound: float, **options) -> Optimized:
 
 def level_of(name: str) -> tuple[str, int]:
     """The level of an encoder, and how many attention modules of ours it has there."""
-    return ("contract", 0) if name in (*COPIES, *ROTARY) and name != "UMT5" else ("own", 2)
+    if "T5" in name:
+        return ("contract", 2) if LIVE["T5Attention"].is_released else ("by length", 0)
+    return ("contract", 0) if name in (*COPIES, *ROTARY) else ("own", 2)
 
 
 def layers_of(model) -> nn.ModuleList:
@@ -628,14 +629,23 @@ def refuses(model, inputs, key, value) -> bool:
     return False
 
 
-def test_optimize_on_a_release_without_own_parts(monkeypatch):
-    """As UMT5 up to Transformers 5.14."""
-    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 32, "d_kv": 16, "d_ff": 48, "vocab_size": 50}
-    model = transformers.UMT5EncoderModel(transformers.UMT5Config(**sizes)).eval()
-    with optimize(model) as handle:
-        assert (handle.encoders[0].level == "own") == LIVE["UMT5Stack"].is_released
-    monkeypatch.setitem(LIVE, "UMT5Stack", dataclasses.replace(LIVE["UMT5Stack"], since="99.0"))
-    assert optimize(model).encoders[0].level == "by length"
+def test_optimize_t5_with_eager_attention():
+    """As up to Transformers 5.14, where T5 has no other."""
+    handle = assert_as_before(model := build("T5", **EAGER), [batch()], tolerance("T5"))
+    assert [each.level for each in handle.encoders] == ["by length"]
+    handle.undo()
+    assert "accelerated with 'sdpa'" in str(attention_alone(model))
+
+
+@pytest.mark.parametrize("name", ["T5", "BERT"])
+def test_optimize_and_then_another_attention(name, chunks):
+    model, inputs = build(name), batch()
+    with torch.no_grad():
+        expected = flat(model(**inputs))
+        optimize(model)
+        model.set_attn_implementation("eager")
+        for ours, theirs in zip(flat(model(**inputs)), expected, strict=True):
+            assert_equal_at_tokens(ours, theirs, inputs, tolerance(name))
 
 
 def test_decoders_are_left():
@@ -748,7 +758,7 @@ def test_dropout_is_drawn_in_training(name, which):
         )
         if isinstance(module, nn.Dropout) and in_attention == (which == "attention"):
             module.p = 0.5
-        if which == "attention" and type(module).__name__ == "AcceleratedT5Attention":
+        if which == "attention" and type(module).__name__.endswith("T5Attention"):
             module.dropout = 0.5
         if which == "attention" and hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.5
@@ -962,13 +972,13 @@ def test_copies_and_pickles(name, onednn):
 
 @pytest.mark.slow
 def test_pickles_in_another_process(tmp_path):
-    """It imports what they need. Stock BERT forgets there how to collect hidden states."""
+    """It imports what they need. Stock BERT and T5 forget there how to collect hidden states."""
     saved = []
     for name in ("BERT", "v3", "T5", "relative_key"):
         model, inputs = build(name, torch.float32), batch()
         optimize(model)
         with torch.no_grad():
-            layers = states_of_layers(model, inputs) if name in ("v3", "T5") else ()
+            layers = states_of_layers(model, inputs) if name == "v3" else ()
             saved.append((model, inputs, model(**inputs)[0], *layers))
     torch.save(saved, tmp_path / "models")
     run_code(FRESH, tmp_path / "models", cwd=tmp_path)
