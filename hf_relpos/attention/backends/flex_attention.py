@@ -68,7 +68,7 @@ class FlexAttention:
         else:
             # Off CUDA, PyTorch itself traces its unfused reference. Without a trace, tensors that `score_mod` captures
             # would get no gradients.
-            attention = _fitting if query.device.type == "cuda" else flex_attention
+            attention: Any = _fitting if query.device.type == "cuda" else flex_attention
             with at_least_graphs(GRAPHS):
                 out = attention(content, key, call.value, score_mod, block_mask, scale)
         return out.transpose(1, 2).contiguous(), None
