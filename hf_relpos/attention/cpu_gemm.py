@@ -234,7 +234,8 @@ def linear(
     if known is None:
         return nn.functional.linear(rows, weight, bias)
     if gradients:
-        out: torch.Tensor = _Linear.apply(rows, weight, bias)
+        # reshaped outside of the function: stock DeBERTa v1 changes a view of the result in place
+        out: torch.Tensor = _Linear.apply(rows.flatten(0, -2), weight, bias).unflatten(0, rows.shape[:-1])
         return out
     return onednn_linear(rows, known, bias)
 
@@ -265,7 +266,7 @@ def _is_plain(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 class _Linear(torch.autograd.Function):
-    """`linear` with its gradients."""
+    """`linear` of rows, (n, D), with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -277,10 +278,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        by_row = gradient.flatten(0, -2)
         d_rows = linear(gradient, weight.t()) if ctx.needs_input_grad[0] else None
-        d_weight = linear(by_row.t(), rows.flatten(0, -2).t()) if ctx.needs_input_grad[1] else None
-        return d_rows, d_weight, by_row.sum(0) if ctx.needs_input_grad[2] else None
+        d_weight = linear(gradient.t(), rows.t()) if ctx.needs_input_grad[1] else None
+        return d_rows, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 
 class FastLinear(CachingLinear):
