@@ -49,9 +49,8 @@ def coefficients(letters, heads=HEADS, dtype=torch.float64):
 
 def terms_of(tensors, context, **others):
     waves = geometric(WAVES, PERIOD)
-    return Terms(
-        **{TABLE_FIELDS[letter]: (FourierTable(each, waves, context),) for letter, each in tensors.items()}, **others
-    )
+    tables = {TABLE_FIELDS[letter]: (FourierTable(each, waves, context),) for letter, each in tensors.items()}
+    return Terms(**tables, **others)
 
 
 def call_of(tensors, table, context, content_bias=None, **settings):
@@ -174,10 +173,8 @@ def test_dropout_leaves_out_values_and_their_waves_together():
     augmented, finish = with_fourier_features(call)
     for each in (call, augmented):
         torch.manual_seed(3)
-        outputs.append(
-            attend(each.query, each.key, each.value, each.terms, each.context, each.mask, 0.3)[0].transpose(1, 2)
-        )
-    assert (finish(outputs[1]) - outputs[0]).abs().max() <= 1e-10
+        outputs.append(attend(each.query, each.key, each.value, each.terms, each.context, each.mask, 0.3)[0])
+    assert (finish(outputs[1].transpose(1, 2)) - outputs[0].transpose(1, 2)).abs().max() <= 1e-10
 
 
 def test_chunks_take_the_features_under_dropout(none_too_short):
@@ -195,12 +192,10 @@ def test_long_rows_are_plain_attention_and_no_table_is_made(rate, taken, heads, 
     """By the backend that is faster for it, which the rate of oneDNN's products decides."""
     monkeypatch.setattr(chunked, "bmm_library", lambda: Library(100.0, rate, 1e-7, 1e-7))
     config = RelPosBertConfig(position_embedding_type="harmonic", num_attention_heads=768 // heads)
-    assert explain_backend(config, batch=4, length=2048, gradients=True).startswith(
-        f"attn_implementation='relpos' takes {taken}"
-    )
+    said = explain_backend(config, batch=4, length=2048, gradients=True)
+    assert said.startswith(f"attn_implementation='relpos' takes {taken}")
     monkeypatch.setattr(FourierTable, "rows", property(lambda table: pytest.fail("the rows are made")))
-    call = Case("padding").call()
-    run_attention("relpos", call)
+    run_attention("relpos", Case("padding").call())
 
 
 @pytest.mark.parametrize("other", ["alibi", "t5", "disan", "transformer_xl", "relative_key", "shaw", "huang_m1"])

@@ -48,15 +48,8 @@ def paper(layer):
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("terms", ["ABcV", "A", "B", "c", "V", "BA"])
 def test_equals_the_formula(terms, per_head, storage):
-    options = {
-        "terms": terms,
-        "per_head": per_head,
-        "storage": storage,
-        "max_distance": 7,
-        "dense": 2,
-        "per_octave": 1,
-    }
-    layer = tiny_attention("tables", position_options=options)
+    options = {"terms": terms, "per_head": per_head, "storage": storage}
+    layer = tiny_attention("tables", position_options={**options, "max_distance": 7, "dense": 2, "per_octave": 1})
     hidden, real = torch.randn(2, 11, 24, dtype=torch.float64), padding([11, 6], 11)  # past max_distance, too
     assert layer_error(layer, hidden, real, *paper(layer)) <= 1e-10
 
