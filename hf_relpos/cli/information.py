@@ -6,11 +6,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..console import new_table, spinner
+from ..console import new_table
 from ..families.errors import abbreviate
 from ..families.paths import check_source
 from .options import JsonFile
-from .output import LOADING, STDOUT, command_output, hide_loading_bars, write_json
+from .output import STDOUT, command_output, loading, write_json
 
 
 # What the list says of `out_of_range`.
@@ -31,7 +31,7 @@ def inspect(
     """Describe a checkpoint, what Transformers alone does with it, and the command that converts it."""
     with command_output(json_file):
         check_source(source)
-        with spinner(LOADING):
+        with loading():
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
         found = inspect_checkpoint(source, revision)
@@ -58,7 +58,6 @@ def _differences(source: str, revision: str | None) -> dict[str, str]:
     from ..families.family import first_class
     from ..families.loaded import check_loaded
 
-    hide_loading_bars()
     config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     known = sorted(name for name in config.get("auto_map") or () if name.startswith("AutoModel"))  # AutoModel first
     kind = getattr(transformers, known[0] if known else first_class(config), transformers.AutoModel)
@@ -81,7 +80,7 @@ def schemes(
 ) -> None:
     """List the position schemes; with NAME, print the options of one and the backends that compute it."""
     with command_output(json_file) as console:
-        with spinner(LOADING):
+        with loading():
             from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME, find_scheme
 
         if name is None:
@@ -146,7 +145,7 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
 def families(json_file: JsonFile = None) -> None:
     """List the checkpoints that `convert` reads, how they are recognised, and their positions; --json adds heads."""
     with command_output(json_file) as console:
-        with spinner(LOADING):
+        with loading():
             from ..families.registry import FAMILIES
             from ..families.table import row
 

@@ -120,17 +120,16 @@ MPNET = "transformers.models.mpnet.modeling_mpnet"
 ROFORMER = "transformers.models.roformer.modeling_roformer"
 DEBERTA = "transformers.models.deberta.modeling_deberta"
 DEBERTA_V2 = "transformers.models.deberta_v2.modeling_deberta_v2"
-BY_OFFSET = (STATES, "mask", "key_value_states", "position_bias", CACHE)
-STACK = ("input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "inputs_embeds", CACHE)
+BIAS = ("query_length", "key_length", "past_seen_tokens")
 ROTARY = (STATES, "attention_mask", "sinusoidal_pos", "encoder_hidden_states", CACHE, "output_attentions")
 DISENTANGLED = (STATES, "attention_mask", "output_attentions", "query_states", "relative_pos", "rel_embeddings")
 DISENTANGLED_STACK = (STATES, "attention_mask", "output_hidden_states", "output_attentions", "query_states")
 TWO_STREAMS = ("h", "g", "attn_mask_h", "attn_mask_g", "r", "seg_mat", "mems", "target_mapping", "output_attentions")
 LIVE = {
-    "T5Attention": Need(f"{T5}:T5Attention.forward", BY_OFFSET),
-    "T5Stack": Need(f"{T5}:T5Stack.forward", STACK),
-    "MT5Attention": Need(f"{MT5}:MT5Attention.forward", BY_OFFSET),
-    "MT5Stack": Need(f"{MT5}:MT5Stack.forward", STACK),
+    # in earlier releases they attend otherwise than by the attention interface
+    "T5Attention": Need(f"{T5}:T5Attention.compute_bias", BIAS, since="5.15"),
+    "MT5Attention": Need(f"{MT5}:MT5Attention.compute_bias", BIAS, since="5.15"),
+    "UMT5Attention": Need(f"{UMT5}:UMT5Attention.compute_bias", BIAS, since="5.15"),
     "MPNetEncoder": Need(f"{MPNET}:MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
     "MPNetSelfAttention": Need(f"{MPNET}:MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
     "RoFormerEncoder": Need(f"{ROFORMER}:RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
@@ -147,9 +146,6 @@ LIVE = {
     "DebertaV2Encoder": Need(f"{DEBERTA_V2}:DebertaV2Encoder.forward", DISENTANGLED_STACK),
     "DisentangledSelfAttention": Need(f"{DEBERTA_V2}:DisentangledSelfAttention.forward", DISENTANGLED),
     "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
-    # layers of earlier releases do not hand on what the stack passes to their attention
-    "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
-    "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
     "Wav2Vec2BertSelfAttention": Need(
         "transformers.models.wav2vec2_bert.modeling_wav2vec2_bert:Wav2Vec2BertSelfAttention.forward",
         (STATES, "attention_mask"),
@@ -158,7 +154,6 @@ LIVE = {
         "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2ConformerSelfAttention.forward",
         (STATES, "attention_mask"),
     ),
-    "UMT5 buckets": Need(f"{UMT5}:UMT5Attention._relative_position_bucket", ("relative_position",)),
 }
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = Need(
@@ -179,7 +174,6 @@ TOOLS = (
     Need("transformers.core_model_loading:WeightConverter.convert", ("layer_name", "model", "config")),
     Need("transformers.core_model_loading:WeightConverter.add_tensor", ("target_key", "source_key", "source_pattern")),
     Need(f"{CAPTURE}:_active_collector"),
-    Need(f"{CAPTURE}:_CAN_RECORD_REGISTRY"),
     Need("transformers.utils.import_utils:is_fake_tensor"),
     Need("peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", without="LoRA needs targets"),
     Need("torch:ops.mkldnn._linear_pointwise", without="linear layers use PyTorch's own product"),

@@ -205,7 +205,9 @@ def plan_of(
     mask = given.get("attention_mask")
     is_windowed = setup.window is not None and length >= contract.MANY_WINDOWS * setup.window
     attends = setup.padded == "always" or (
-        setup.padded == "long" and prefer_backend(batch, config.num_attention_heads, length)
+        setup.padded == "long"
+        and reaches_attention(encoder, setup)
+        and prefer_backend(batch, config.num_attention_heads, length)
     )
     if mask is None and (is_windowed or attends):
         real = torch.ones(batch, length, dtype=torch.bool)
@@ -241,9 +243,14 @@ def _wanted(encoder: Any, given: dict[str, Any], name: str, field: str = "") -> 
     return bool(getattr(getattr(encoder, "config", None), field or name, False) if value is None else value)
 
 
+def reaches_attention(encoder: Any, setup: Setup) -> bool:
+    """Whether the attention of an encoder gets a batch; not at level `contract` once another backend was chosen."""
+    return setup.level == "own" or encoder.config._attn_implementation == contract.NAME
+
+
 def is_changed(encoder: Any, setup: Setup) -> bool:
     """Whether code of others has come into an encoder."""
-    is_others = setup.level == "own" and not has_stock_attention(encoder)
+    is_others = setup.padded != "never" and not has_stock_attention(encoder)
     return is_others or foreign_part(encoder, setup.trusted) is not None
 
 
@@ -268,7 +275,7 @@ def _without_padding(
     found = None
     by_parts = setup.level == "by length" or by_row or _wanted(encoder, given, "output_hidden_states")
     by_parts = by_parts or (batch == 1 and not is_windowed)
-    if not by_parts and (setup.level == "own" or encoder.config._attn_implementation == contract.NAME):
+    if not by_parts and reaches_attention(encoder, setup):
         found = UnpaddedBatch.of(real, slice(0))
     if found is None and not sides:
         return None

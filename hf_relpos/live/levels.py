@@ -145,16 +145,16 @@ def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | str, Ow
         return reason, None
     own, refused = own_parts(encoder)
     if padding == "stock":
-        if own is None or own.padded == "never":
+        if own is None:
             return refused or "padding is left to Transformers", None
-        return Setup("own", own.padded, sides=()), own
+        return Setup(own.level, own.padded, sides=()), own
     pads, trusts_mask = padding_tokens(tokenizer_of(found.owner, found.module), encoder), padding == "mask"
     if isinstance(encoder, RelPosBertModel):
         return Setup("own", sides=("right",), pads=pads, trusts_mask=trusts_mask), None
     setup = Check(encoder, pads, own, trusts_mask).setup()
     if isinstance(setup, str):
         return "; ".join(filter(None, (setup, refused))), None
-    own = own if setup.level == "own" else None
+    own = None if own is None or setup.level != own.level else own
     padded = "never" if own is None else own.padded
     return replace(setup, padded=padded, is_trial=False), own
 

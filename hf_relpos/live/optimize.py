@@ -93,7 +93,7 @@ def optimize(
     - Padding is taken out of encoders: between the first and the last layer a batch is its tokens alone. Hidden states
       at padding are zeros then; all others are unchanged. Which way it is taken out ("level") is measured on the model
       that was given, against its own forward, and named in the report; where no way agrees, the model is left alone.
-    - Relative attention of DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5, mT5, Wav2Vec2-BERT and SeamlessM4T v2's
+    - Relative attention of DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5, mT5, UMT5, Wav2Vec2-BERT and SeamlessM4T v2's
       speech encoder computes with this package's backends.
     - Linear layers multiply by oneDNN where a measurement finds it faster on this machine, and as exact.
 

@@ -11,9 +11,8 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import UnpaddedBatch
 from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
-from .attention import attend_to_batch, offsets_in, rate_of, split_heads
+from .attention import attend_to_batch, offsets_in, split_heads
 from .batch import Batch, PaddedBatch, take_batch
 
 
@@ -94,7 +93,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             r: (2·L, 1, D), of the longest row.
             seg_mat: (1, T or B, L, S), one-hot; None if all tokens have the same type.
         """
-        if not isinstance(attn_mask_h, UnpaddedBatch | PaddedBatch):
+        if not isinstance(attn_mask_h, Batch):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)
         query, key, value = (
             projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
@@ -109,11 +108,8 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             (table,) = terms.query_table
             table = replace(table, rows=nn.functional.pad(table.rows, missing))
             terms = replace(terms, query_table=(table,), content_bias=nn.functional.pad(self.r_w_bias, missing))
-        vectors, heads_of = (
-            [each.flatten(2) for each in (query, key, value)],
-            functools.partial(split_heads, self.n_head),
-        )
-        out = attend_to_batch(self, attn_mask_h, vectors, heads_of, terms, rate_of(self.dropout))
+        vectors = [each.flatten(2) for each in (query, key, value)]
+        out = attend_to_batch(self, attn_mask_h, vectors, functools.partial(split_heads, self.n_head), terms)
         return self.layer_norm(self.dropout(linear(out, self.o.flatten(1))) + h), None
 
     def segment_steps(self, query: torch.Tensor) -> torch.Tensor:

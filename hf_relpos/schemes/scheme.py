@@ -375,13 +375,8 @@ class Scheme(nn.Module):
         """Whether the scheme has `token_numbers`."""
         return cls.token_numbers is not Scheme.token_numbers
 
-    @classmethod
-    def rotates(cls) -> bool:
-        """Whether the scheme rotates q and k. A combination can hold only one such scheme."""
-        return cls.rotate is not Scheme.rotate
-
     def rotate(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys, for schemes that put this method into their terms.
+        """Rotate queries or keys, for schemes that put this method into their terms; a combination can hold only one.
 
         Args:
             vectors: (B, H, N, d).

@@ -105,6 +105,9 @@ def others():
         def rotate(self, vectors, positions):
             return vectors
 
+        def forward(self, context):
+            return Terms(rotate=self.rotate)
+
     class Ramp(Scheme, name="ramp"):
         source, out_of_range = "a test", ("extrapolate",)
 
@@ -119,8 +122,8 @@ def others():
 @pytest.mark.parametrize(
     "names, says",
     [
-        (["tener", "deberta"], r"different scales cannot be combined \(tener 1, deberta 0\.2041\)"),
-        (["rope", "twist"], "two rotations cannot be combined"),
+        (["tener", "deberta"], "tener.*deberta.*two schemes that both set `scale`"),
+        (["rope", "twist"], "two schemes that both set `rotate`"),
         (["rope", "shaw"], "rope.*shaw.*a rotation cannot be combined with vectors"),
         (["transformer_xl", "rope"], "a rotation cannot be combined with vectors"),
         (["rope", "harmonic"], "a rotation cannot be combined with vectors"),
