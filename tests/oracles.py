@@ -60,14 +60,21 @@ def attention_by_loop(
     return out, weights
 
 
-def with_vectors(keys: Callable, values: Callable | None = None) -> tuple[Callable, Callable]:
-    """Score and value with vectors of each pair (h, i, j): q·(k + keys) / √d and v + values (Shaw et al. 2018)."""
+def nothing(h: int, i: int, j: int) -> float:
+    """No vector, or no number, for any pair."""
+    return 0.0
+
+
+def with_vectors(
+    A: Callable, V: Callable = nothing, B: Callable = nothing, c: Callable = nothing
+) -> tuple[Callable, Callable]:
+    """Score [q·(k + A) + k·B + c] / √d and value v + V; A, B, V to a vector and c to a number for each (h, i, j)."""
 
     def score(q, k, h, i, j):
-        return q @ (k + keys(h, i, j)) / math.sqrt(len(q))
+        return (q @ (k + A(h, i, j)) + (k * B(h, i, j)).sum() + c(h, i, j)) / math.sqrt(len(q))
 
     def value(v, h, i, j):
-        return v if values is None else v + values(h, i, j)
+        return v + V(h, i, j)
 
     return score, value
 

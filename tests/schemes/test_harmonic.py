@@ -7,11 +7,22 @@ There is no original: the reference is this formula pair by pair, in NumPy and f
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from oracles import array, attention_by_loop, layer_error, padding, tiny_attention, tiny_config, tiny_model, uncompiled
+from oracles import (
+    array,
+    attention_by_loop,
+    layer_error,
+    padding,
+    tiny_attention,
+    tiny_config,
+    tiny_model,
+    uncompiled,
+    with_vectors,
+)
 from torch import nn
 
 from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms, explain_backend
@@ -68,18 +79,11 @@ def test_equals_the_formula(terms, per_head):
     layer, waves = tiny_attention("harmonic", position_options=options), frequencies(4, 40)
     tables = {letter: array(each) for letter, each in layer.distance_embedding.named_parameters()}
 
-    def score(q, k, h, i, j):
-        total = q @ k
-        total += q @ row(tables["A"], h, j - i, waves) if "A" in tables else 0.0
-        total += k @ row(tables["B"], h, j - i, waves) if "B" in tables else 0.0
-        total += row(tables["c"], h, j - i, waves) if "c" in tables else 0.0
-        return total / math.sqrt(SIZE)
-
-    def value(v, h, i, j):
-        return v + row(tables["V"], h, j - i, waves) if "V" in tables else v
+    def term(letter, h, i, j):
+        return row(tables[letter], h, j - i, waves) if letter in tables else 0.0
 
     hidden, real = torch.randn(2, KEYS, 24, dtype=torch.float64), padding([9, 6], KEYS)
-    assert layer_error(layer, hidden, real, score, value) <= 1e-10
+    assert layer_error(layer, hidden, real, *with_vectors(*(partial(term, letter) for letter in "AVBc"))) <= 1e-10
 
 
 class Case:
