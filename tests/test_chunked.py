@@ -231,9 +231,8 @@ def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch)
         exact = run("eager", tensors, terms, context, seen)
         results = [run(how, tensors, terms, context, seen, dtype=dtype) for how in ("chunked", "eager")]
         assert {x.dtype for x in results[0]} == {dtype}
-        errors = errors + torch.tensor(
-            [[(x.double() - truth).square().sum() for x, truth in zip(its, exact, strict=True)] for its in results]
-        )
+        pairs = (zip(its, exact, strict=True) for its in results)
+        errors = errors + torch.tensor([[(x.double() - truth).square().sum() for x, truth in each] for each in pairs])
     assert (errors[0].sqrt() <= 2 * errors[1].sqrt()).all(), (errors[0] / errors[1]).sqrt()
 
 
