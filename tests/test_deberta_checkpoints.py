@@ -289,6 +289,21 @@ def test_a_missing_table_is_not_random(tmp_path):
         read(folder)
 
 
+def test_two_spellings_of_one_tensor_are_refused(tmp_path):
+    """Of a head only where it is read."""
+    _, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM")
+    tensors = load_file(folder / "model.safetensors")
+    head = {"lm_predictions.lm_head.bias": tensors["cls.predictions.bias"].clone()}
+    save_file({**tensors, **head}, folder / "model.safetensors", {"format": "pt"})
+    read(folder)
+    with raises(ValueError, "cls.predictions.bias", "lm_predictions.lm_head.bias", "two spellings", "remove one"):
+        read(folder, "ForMaskedLM")
+    word = "deberta.embeddings.word_embeddings.weight"
+    save_file({**tensors, f"module.{word}": tensors[word].clone()}, folder / "model.safetensors", {"format": "pt"})
+    with raises(ValueError, word, f"module.{word}", "two spellings", "remove one"):
+        read(folder)
+
+
 def test_the_tokenizer_of_a_model(tmp_path):
     """It comes from the folder that the model was loaded from, and where there is none, a warning says so."""
     _, folder = saved(tmp_path / "stock", "deberta-v2", **V3)

@@ -299,19 +299,15 @@ def test_layouts_of_pairs():
 
 
 def test_convert_for_long_texts(small, tmp_path):
+    """A period that is given stays."""
     options = {**FEW, "length": 256, "window": 48}
-    report = distil(small, tmp_path / "out", method_options=options)
+    given = {"position_embedding_type": "harmonic", "position_options": {"period": 300}}
+    report = distil(small, tmp_path / "out", method_options=options, **given)
+    assert report.position_options["period"] == 300
     assert AutoModel.from_pretrained(tmp_path / "out").config.attention_window == 48
     found = report.fidelity.lengths
     assert [entry.length for entry in found] == [16, 64, 256]
     assert not report.details["text"]["notes"][1:]
-
-
-@pytest.mark.slow
-def test_a_period_that_is_given_stays(small, tmp_path):
-    given = {"position_embedding_type": "harmonic", "position_options": {"period": 300}}
-    report = distil(small, tmp_path / "out", method_options={**FEW, "length": 256}, **given)
-    assert report.position_options["period"] == 300
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------
@@ -387,12 +383,6 @@ def test_a_poor_result_is_written_and_told(small, tmp_path, poorly_trained):
     assert command(small, tmp_path, "--text", small / "text.txt", "--overwrite", "--force").exit_code == 0
 
 
-@pytest.mark.slow
-def test_a_good_result_is_not_called_poor(small, tmp_path):
-    result = command(small, tmp_path, "--text", small / "text.txt", steps=150, distil_tokens=20_000)
-    assert result.exit_code == 0 and "not close" not in result.stderr
-
-
 def test_a_text_too_short_to_check_with_is_told(small, tmp_path):
     """Its shorter lengths are checked although there is nothing for the long one."""
     (tmp_path / "short.txt").write_text((small / "text.txt").read_text(encoding="utf-8")[:7000], encoding="utf-8")
@@ -459,14 +449,6 @@ def test_distances_that_were_never_seen_are_named():
     assert len(notes) == 1
     with pytest.warns(UserWarning, match="only 1,000 tokens"):
         check_windows(Windows([[1] * 500] * 2, 0.0, 50_000), 500)
-
-
-@pytest.mark.slow
-def test_documents_of_a_generator_serve_every_part(small, tmp_path):
-    lines = (line for line in (small / "text.txt").read_text(encoding="utf-8").splitlines() if line)
-    report = distil(small, tmp_path / "out", texts=lines, method_options={"steps": 6})
-    assert report.details["text"]["tokens"] > 1000 and report.details["distillation"]["tokens"] > 0
-    assert report.details["fidelity"]["lengths"]
 
 
 BROKEN_TOKENIZERS = {

@@ -164,7 +164,7 @@ def computed(how, call):
 
 def outputs_and_gradients(how, call, whole=False):
     """Output of real queries, and the gradients of the vectors and of every table."""
-    needed = [call.query, call.key, call.value, *band_blocks._leaves(call.terms)]
+    needed = band_blocks._tensors(call)
     needed = [tensor.requires_grad_() for tensor in needed if tensor.is_floating_point()]
     out, weights = computed(how, dataclasses.replace(call, mask=call.mask.dense) if whole else call)
     assert whole or weights is None

@@ -8,8 +8,9 @@ import torch
 import transformers
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
+from stock import random_model
 from test_legacy import LEGACY, check_old_outputs
-from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
@@ -37,12 +38,8 @@ def stock_model(family, suffix="Model", **fields):
     """A tiny stock model, every parameter of which has an effect."""
     sizes = {name: value for name, value in SIZES.items() if family != "distilbert" or name not in BERT_ONLY}
     decoder = {"is_decoder": True} if suffix == "ForCausalLM" else {}
-    config = CONFIG_MAPPING[family](**{**sizes, **OWN.get(family, {}), **decoder, **fields})
-    model = getattr(transformers, FAMILIES[family].class_prefixes[0] + suffix)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
+    fields = {**sizes, **OWN.get(family, {}), **decoder, **fields}
+    return random_model(family, FAMILIES[family].class_prefixes[0] + suffix, spread=0.3, **fields)
 
 
 def saved(folder, family, suffix="Model", shards=None, **fields):

@@ -21,7 +21,8 @@ only term that takes L·K·d multiplications.
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -128,6 +129,15 @@ class Terms:
         """All tables, in the order of `ALL_TABLES`."""
         tables = [table for field in ALL_TABLES for table in getattr(self, field)]
         return tables if self.feature_gain is None else [*tables, self.feature_gain]
+
+    def map_tables(self, function: Callable[[Table], Table | None]) -> "Terms":
+        """Return the terms with what a function makes of each of `all_tables`; with None, without that table."""
+        changed: dict[str, Any] = {}
+        for field in ALL_TABLES:
+            made = map(function, getattr(self, field))
+            changed[field] = tuple(table for table in made if table is not None)
+        changed["feature_gain"] = None if self.feature_gain is None else function(self.feature_gain)
+        return replace(self, **changed)
 
 
 def content_vectors(

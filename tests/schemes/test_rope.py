@@ -111,11 +111,6 @@ def parity(case: str) -> float:
     return (layer(hidden, attention_mask=mask, context=context)[0] - tensors[f"{case}.out"]).abs().max().item()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 1e-6
-
-
 # D, H and d of models of Transformers; `max_position_embeddings` is what `dynamic` was trained on
 SIZES = {"hidden_size": 192, "num_attention_heads": 3, "max_position_embeddings": 64}
 LONGER = {"factor": 4.0, "original_max_position_embeddings": 64}

@@ -8,6 +8,7 @@ B·H·L·K. Masks and hidden keys become a `mask_mod`, and the kernel skips bloc
 import functools
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 
 from ...host.torch import at_least_graphs
 from ..call import AttentionCall
-from ..formula import Terms, content_scale, content_vectors, position_scores
+from ..formula import content_scale, content_vectors, position_scores
 from ..masks import finite
 from ..sliding_window import SlidingWindowMask
 from ..toeplitz import OffsetTable, to_toeplitz
@@ -61,8 +62,15 @@ class FlexAttention:
         """Return the output (B, L, H, d), and None. A query that sees no key gets zeros."""
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
         score_mod, mask_mod = _modifications(call, query, key)
-        block_mask = _block_mask(call, mask_mod)
-        out = _attention(content, key, call.value, score_mod, block_mask, content_scale(query, call.terms))
+        block_mask, scale = _block_mask(call, mask_mod), content_scale(query, call.terms)
+        if is_traced():
+            out: Any = flex_attention(content, key, call.value, score_mod, block_mask, scale)
+        else:
+            # Off CUDA, PyTorch itself traces its unfused reference. Without a trace, tensors that `score_mod` captures
+            # would get no gradients.
+            attention = _fitting if query.device.type == "cuda" else flex_attention
+            with at_least_graphs(GRAPHS):
+                out = attention(content, key, call.value, score_mod, block_mask, scale)
         return out.transpose(1, 2).contiguous(), None
 
 
@@ -96,30 +104,6 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    score_mod: ScoreMod | None,
-    block_mask: BlockMask | None,
-    scale: float,
-) -> torch.Tensor:
-    """Compute `flex_attention`, (B, H, L, d): compiled on CUDA, and as it stands while a graph is traced.
-
-    On other devices PyTorch itself traces its unfused reference. Without a trace, tensors that `score_mod` captures
-    would get no gradients.
-    """
-    if is_traced():
-        out: torch.Tensor = flex_attention(query, key, value, score_mod, block_mask, scale)
-        return out
-    attention: Callable[..., Any] = flex_attention
-    if query.device.type == "cuda":
-        attention = _fitting
-    with at_least_graphs(GRAPHS):
-        out = attention(query, key, value, score_mod, block_mask, scale)
-    return out
-
-
 def _fitting(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: ScoreMod | None, *others: Any
 ) -> torch.Tensor:
@@ -139,20 +123,6 @@ def _fitting(
     return out
 
 
-def _split(terms: Terms) -> tuple[Terms, Terms]:
-    """Return the terms that depend only on the offset, and the others (relations, dense biases) without `allow`."""
-    by_offset: dict[str, Any] = {}
-    by_pair: dict[str, Any] = {}
-    for field in ("query_table", "key_table", "scaled_bias", "bias"):
-        tables = getattr(terms, field)
-        by_offset[field] = tuple(table for table in tables if table.relation is None)
-        by_pair[field] = tuple(table for table in tables if table.relation is not None)
-    return (
-        Terms(scale=terms.scale, allow=terms.allow, **by_offset),
-        Terms(scale=terms.scale, dense=terms.dense, **by_pair),
-    )
-
-
 def _modifications(
     call: AttentionCall, query: torch.Tensor, key: torch.Tensor
 ) -> tuple[ScoreMod | None, MaskMod | None]:
@@ -163,8 +133,9 @@ def _modifications(
         key: k̂, (B, H, K, d), rotated if the scheme rotates.
     """
     context, (batch, heads, length, _), keys = call.context, query.shape, key.shape[2]
-    by_offset, by_pair = _split(call.terms)
-    form = to_toeplitz(by_offset, context, query, by_row=True)
+    by_offset = call.terms.map_tables(lambda table: table if table.relation is None else None)
+    by_pair = call.terms.map_tables(lambda table: None if table.relation is None else table)
+    form = to_toeplitz(replace(by_offset, dense=()), context, query, by_row=True)
     dense = position_scores(query, key, by_pair, context)
     if isinstance(call.mask, torch.Tensor) and call.mask.dtype != torch.bool:
         dense = finite(call.mask if dense is None else dense + call.mask, query.dtype)
@@ -212,10 +183,8 @@ def _block_mask(call: AttentionCall, allow: MaskMod | None) -> BlockMask | None:
     if isinstance(mask, BlockMask) and allow is None:
         return mask
     if isinstance(mask, SlidingWindowMask) and allow is None:
-        if "flex" not in mask.cached:
-            mask.cached["flex"] = create_block_mask(_window_mod(mask), batch, None, length, keys, device)
-        made: BlockMask = mask.cached["flex"]
-        return made
+        window = _window_mod(mask)
+        return mask.once("flex", lambda: create_block_mask(window, batch, None, length, keys, device))
     parts: list[MaskMod] = [] if allow is None else [allow]
     if isinstance(mask, BlockMask):
         parts.append(mask.mask_mod)

@@ -214,11 +214,10 @@ def _sees_itself(visible: torch.Tensor, own: int, count: int) -> bool:
 
 def _schedule_of_window(mask: SlidingWindowMask, rows: slice) -> list[QueryChunk]:
     """`schedule` under a window. The result depends on the mask only, and is computed once for all layers."""
-    key = ("chunks", rows.start, rows.stop)
-    if key not in mask.cached:
-        mask.cached[key] = [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, WINDOWED)]
-    chunks: list[QueryChunk] = mask.cached[key]
-    return chunks
+    return mask.once(
+        ("chunks", rows.start, rows.stop),
+        lambda: [_chunk_of_window(mask, rows, block) for block in mask.blocks(rows, WINDOWED)],
+    )
 
 
 def _chunk_of_window(mask: SlidingWindowMask, rows: slice, block: Block) -> QueryChunk:
