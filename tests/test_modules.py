@@ -112,13 +112,19 @@ REFUSED = {
         "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer, save it again",
     ),
     "own code": (lambda source: edit_modules(source, 1, type="own.Pooling"), "type = 'own.Pooling' is remote code"),
-    "outside": (lambda source: edit_modules(source, 2, path="../2_Dense"), "path = '../2_Dense' leads out"),
-    "absolute": (lambda source: edit_modules(source, 2, path="/etc"), "path = '/etc' leads out"),
-    "drive": (lambda source: edit_modules(source, 2, path="C:/a"), r"modules.json: path = 'C:/a' leads out"),
+    "outside": (
+        lambda source: edit_modules(source, 2, path="../2_Dense"),
+        "path = '../2_Dense' names no folder in it",
+    ),
+    "absolute": (lambda source: edit_modules(source, 2, path="/etc"), "path = '/etc' names no folder in it"),
+    "drive": (
+        lambda source: edit_modules(source, 2, path="C:/a"),
+        r"modules.json: path = 'C:/a' names no folder in it",
+    ),
     **{
         f"path {path!r}": (
             functools.partial(edit_modules, number=2, path=path),
-            "modules.json: path = .* names no folder",
+            "modules.json: path = .* names no folder in it",
         )
         for path in (None, 7, True, ["1_Pooling"], {}, "a\0b", "a\\b", "a" * 300, "\ud800")
     },

@@ -153,9 +153,7 @@ def read_layout(source: Path) -> Layout:
             remedy = "to convert the encoder alone, remove modules.json from a copy of the folder"
             raise ConversionError(f"{listing}: type = {kind!r} is remote code, which is not run; {remedy}")
         if not isinstance(path, str) or not _is_inside(path):
-            raise ConversionError(
-                f"{listing}: path = {path!r} is no folder inside; give the relative path of the module"
-            )
+            raise ConversionError(f"{listing}: path = {path!r} names no folder in it; give the module's relative path")
         (encoders if kind.endswith("Transformer") else modules).append(path)
     if len(encoders) != 1:
         raise ConversionError(

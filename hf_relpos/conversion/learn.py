@@ -88,7 +88,8 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
     length, tokens = options.length, conversion.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:
         raise ConversionError(
-            f"method_options['length'] = {length} is too long for {tokens} training tokens; give more steps"
+            f"method_options['length'] = {length} is too long for {tokens} training tokens; give more steps, "
+            "or a shorter length"
         )
 
 

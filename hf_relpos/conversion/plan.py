@@ -238,7 +238,7 @@ def check_device(given: SimpleNamespace) -> torch.device:
         return torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConversionError(
-            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without a launcher"
+            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without torchrun"
         )
     name = given.device or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:

@@ -70,7 +70,7 @@ BACKEND = Rule(
     lambda value: value is None or isinstance(value, str | Mapping), "the name of an attention backend, or None"
 )
 
-# Fields of the class.
+# Fields of the class. Their types are checked before, by the annotations.
 FIELDS: dict[str, Rule] = {
     "vocab_size": integer(1),
     "hidden_size": integer(1),
@@ -95,10 +95,9 @@ FIELDS: dict[str, Rule] = {
     "pooler_hidden_act": ACTIVATION,
     "embedding_projection": one_of("after_norm", "before_norm"),
     "attention_biases": Rule(
-        lambda value: value is None or (isinstance(value, list) and all(name in PROJECTIONS for name in value)),
+        lambda value: value is None or set(value) <= set(PROJECTIONS),
         f"a list of some of {', '.join(map(repr, PROJECTIONS))}, or None",
     ),
-    "converted_from": Rule(lambda value: value is None or isinstance(value, Mapping), "a dict, or None"),
     "feed_forward_type": one_of(*FEED_FORWARD_TYPES),
     "global_tokens": Rule(
         lambda value: (
