@@ -17,7 +17,8 @@ from torch import nn
 
 from ..host.transformers import CACHE_NAMES
 from . import contract
-from .encoder import SETUP, Level, Setup, optimized_class, parameters_of, plan_of
+from .arguments import parameters_of
+from .encoder import SETUP, Level, Setup, optimized_class, plan_of
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of, without_dropout

@@ -55,7 +55,7 @@ class GroupMask:
         """
         local, longest = rest.get("local_size"), batch.groups[0].length
         window = window_of(mask_function, local) if local and longest > local else None
-        is_plain = _name_of(mask_function) == "bidirectional_mask_function"
+        is_plain = getattr(mask_function, "__name__", "") == "bidirectional_mask_function"
         for name in ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "attention_mask"):
             rest.pop(name, None)
         masks: list[torch.Tensor | SlidingWindowMask | None] = []
@@ -80,10 +80,6 @@ class GroupMask:
                     )
                 )
         return cls(batch, tuple(masks))
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__name__", "")
 
 
 def window_of(mask_function: Any, about: int) -> int | None:

@@ -13,6 +13,7 @@ from ..attention.unpadding import UnpaddedBatch
 from ..host.live import collects_outputs
 from ..host.transformers import CACHE_NAMES
 from . import by_length, contract
+from .arguments import parameters_of, wants
 from .attention import prefer_backend
 from .batch import Batch, MismatchError, PaddedBatch, running
 from .calls import CALLS
@@ -109,15 +110,6 @@ def _optimized_forward(stock: Any) -> Any:
             return run(self, stock.forward, setup, args, kwargs)
 
     return forward
-
-
-@functools.cache
-def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
-    """Names of a forward's arguments after the first, and whether it takes others by name."""
-    found = list(inspect.signature(forward).parameters.values())[1:]
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found)
-    return tuple(each.name for each in found if each.kind in named), takes_others
 
 
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,8 +213,8 @@ def plan_of(
     if (
         not (unpads or attends)
         or any(given.get(name) is not None for name in OTHERS)
-        or _wanted(encoder, given, "output_attentions")
-        or _wanted(encoder, given, "chunk_size_feed_forward")
+        or wants(encoder, given, "output_attentions")
+        or wants(encoder, given, "chunk_size_feed_forward")
         or collects_outputs()
     ):
         return None
@@ -235,12 +227,6 @@ def plan_of(
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
     return replace(plan, as_tuple=takes_return_dict and asked is False)
-
-
-def _wanted(encoder: Any, given: dict[str, Any], name: str, field: str = "") -> bool:
-    """What a call asks for, by an argument or, without it, by a field of the configuration."""
-    value = given.get(name)
-    return bool(getattr(getattr(encoder, "config", None), field or name, False) if value is None else value)
 
 
 def reaches_attention(encoder: Any, setup: Setup) -> bool:
@@ -259,10 +245,9 @@ def _without_padding(
 ) -> Plan | None:
     """How a call is computed without its padding; None where somebody may read it."""
     batch, length = real.shape
-    memory = f"use_mems_{'train' if encoder.training else 'eval'}"
     if (
-        (setup.returns_cache and _wanted(encoder, given, "use_cache"))
-        or ("use_mems" in names and _wanted(encoder, given, "use_mems", memory))
+        (setup.returns_cache and wants(encoder, given, "use_cache"))
+        or ("use_mems" in names and wants(encoder, given, "use_mems"))
         or (encoder.training and not setup.trains)
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or not is_padding(setup, given.get("input_ids"), real)
@@ -273,7 +258,7 @@ def _without_padding(
     if by_token is None or sides is None or not sides <= set(setup.sides):
         return None
     found = None
-    by_parts = setup.level == "by length" or by_row or _wanted(encoder, given, "output_hidden_states")
+    by_parts = setup.level == "by length" or by_row or wants(encoder, given, "output_hidden_states")
     by_parts = by_parts or (batch == 1 and not is_windowed)
     if not by_parts and reaches_attention(encoder, setup):
         found = UnpaddedBatch.of(real, slice(0))

@@ -40,8 +40,7 @@ class OwnParts:
         code: the module of this folder with our classes.
         effect: what is faster without unpadding, from scripts/benchmarks/bench_encoder.py.
         level: of docs/live.md.
-        padded: which calls these parts compute with their padding, too: those that are long enough to be faster, all
-            or none.
+        padded: which calls these parts compute with their padding, too: all, or those long enough to be faster.
         refusal: from an encoder to why it is left to Transformers' code; None for no reason.
     """
 

@@ -1,7 +1,6 @@
 """Accelerated XLNet as an encoder: one stream, attention in both directions, without earlier memory (`mems`)."""
 
 import functools
-import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +11,9 @@ from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
 from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
+from .arguments import parameters_of, wants
 from .attention import attend_to_batch, offsets_in, split_heads
 from .batch import Batch, PaddedBatch, take_batch
-
-
-ARGUMENTS = tuple(inspect.signature(XLNetModel.forward).parameters)[1:]
 
 
 class AcceleratedXLNetModel(XLNetModel):
@@ -28,11 +25,8 @@ class AcceleratedXLNetModel(XLNetModel):
         batch = take_batch()
         if batch is None:
             return super().forward(*args, **kwargs)
-        given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
-
-        def wanted(name: str, field: str) -> bool:
-            return bool(getattr(self.config, field) if given.get(name) is None else given[name])
-
+        names, _ = parameters_of(XLNetModel.forward)
+        given = dict(zip(names, args, strict=False)) | kwargs
         if isinstance(batch, PaddedBatch):
             batch = with_own_keys(batch)
         vectors: Any = given.get("inputs_embeds")
@@ -51,9 +45,9 @@ class AcceleratedXLNetModel(XLNetModel):
             # layers treat (1, T, D) as any (L, B, D)
             seen.append(layer(seen[-1], None, batch, None, distances, segments)[0])
         memory = None
-        if wanted("use_mems", f"use_mems_{'train' if self.training else 'eval'}"):
+        if wants(self, given, "use_mems"):
             memory = tuple(self.cache_mem(each.transpose(0, 1), None) for each in seen[:-1])
-        hidden_states = tuple(seen) if wanted("output_hidden_states", "output_hidden_states") else None
+        hidden_states = tuple(seen) if wants(self, given, "output_hidden_states") else None
         return XLNetModelOutput(self.dropout(seen[-1]), memory, hidden_states)
 
 
