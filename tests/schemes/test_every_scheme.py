@@ -108,6 +108,11 @@ def test_equals_the_original_code(parity, case, error):
     assert parity(case) <= error
 
 
+def test_every_original_is_among_those_compared():
+    comparing = {path.stem for path in Path(__file__).parent.glob("test_*.py") if "\ndef parity(" in path.read_text()}
+    assert comparing == {module.__name__ for module, _ in WITH_ORIGINALS}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("mask", ["boolean", "additive"])
 @pytest.mark.parametrize("name", SCHEMES)
