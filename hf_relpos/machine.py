@@ -23,7 +23,7 @@ from .live import optimize
 from .models.capabilities import explain_backend, probe_call
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.modeling_relpos_bert import RelPosBertLMHeadModel, RelPosBertModel
-from .schemes.registry import SCHEMES
+from .schemes.registry import DEFAULT_SCHEME, SCHEMES
 
 
 # Largest error, as a share of the largest value.
@@ -239,12 +239,10 @@ def _stock(kind: str, **fields: Any) -> Any:
     return _stirred(auto.from_config(transformers.AutoConfig.for_model(kind, **sizes)))
 
 
-def _own(head: type[Any], scheme: str | None = None, **fields: Any) -> Any:
-    """A tiny model of this package with random weights; None for the default scheme."""
+def _own(head: type[Any], scheme: str = DEFAULT_SCHEME, **fields: Any) -> Any:
+    """A tiny model of this package with random weights."""
     fields |= {"vocab_size": VOCABULARY, "max_position_embeddings": 640, "attention_probs_dropout_prob": 0.0}
-    if scheme is not None:
-        fields["position_embedding_type"] = scheme
-    return _stirred(head(RelPosBertConfig(**SIZES, **fields)))
+    return _stirred(head(RelPosBertConfig(**SIZES, **fields, position_embedding_type=scheme)))
 
 
 def _stirred(model: Any) -> Any:

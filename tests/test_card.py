@@ -113,6 +113,10 @@ def test_what_a_result_can_and_cannot_do(source, tmp_path):
     ids = torch.ones(1, 129, dtype=torch.long)
     kept = convert(source, tmp_path / "kept")
     assert re.search(r"reads at most 32 tokens, .*length=128", kept.notes[0])
+    text = card_of(tmp_path / "kept").text
+    assert f"{kept.difference:.1e}" in text and "32 tokens" in text
+    assert "Adapters" not in text and "learnt" not in text
+    assert kept.verdict is None and kept.fidelity is None and "Verdict" not in str(kept)
     with pytest.raises(ValueError, match="max_position_embeddings"):
         AutoModel.from_pretrained(tmp_path / "kept")(ids)
     dropped = convert(source, tmp_path / "dropped", method="drop")
@@ -167,14 +171,6 @@ def test_conversion_json_holds_it_all(learnt):
     assert written["method_options"]["steps"] == OPTIONS["steps"] and written["method_options"]["pairs"] is None
     assert Fidelity.from_dict(written["details"]["fidelity"]) == report.fidelity
     assert report.verdict in str(report)
-
-
-def test_the_card_of_an_exact_conversion(source, tmp_path):
-    report = convert(source, tmp_path / "out")
-    text = card_of(tmp_path / "out").text
-    assert f"{report.difference:.1e}" in text and "32 tokens" in text
-    assert "Adapters" not in text and "learnt" not in text
-    assert report.verdict is None and report.fidelity is None and "Verdict" not in str(report)
 
 
 def test_the_card_of_what_was_not_measured(source, tmp_path):

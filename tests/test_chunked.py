@@ -25,7 +25,7 @@ from hf_relpos import (
 )
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks
 from hf_relpos.attention.backends.chunked import (
-    chunked_attention,
+    Chunked,
     chunks as skewed,
     far_offsets,
     products as chunk_products,
@@ -34,7 +34,7 @@ from hf_relpos.attention.backends.chunked import (
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
-from hf_relpos.attention.formula import TABLE_FIELDS, content_vectors, toeplitz_table
+from hf_relpos.attention.formula import TABLE_FIELDS, toeplitz_table
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.cli import app
@@ -90,9 +90,7 @@ def converted(terms, dtype):
 
 
 def in_chunks(tensors, terms, context, mask=None, causal=False, dropout=0.0):
-    content, query, key = content_vectors(*tensors[:2], terms, context)
-    form = to_toeplitz(terms, context, query)
-    return chunked_attention(content, query, key, tensors[2], form, context.start, mask, causal, dropout=dropout)
+    return Chunked().run(AttentionCall(*tensors, terms, context, mask=mask, is_causal=causal, dropout=dropout))[0]
 
 
 def run(how, tensors, terms, context, mask=None, causal=False, dtype=torch.float64):
@@ -231,9 +229,8 @@ def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch)
         exact = run("eager", tensors, terms, context, seen)
         results = [run(how, tensors, terms, context, seen, dtype=dtype) for how in ("chunked", "eager")]
         assert {x.dtype for x in results[0]} == {dtype}
-        errors = errors + torch.tensor(
-            [[(x.double() - truth).square().sum() for x, truth in zip(its, exact, strict=True)] for its in results]
-        )
+        pairs = (zip(its, exact, strict=True) for its in results)
+        errors = errors + torch.tensor([[(x.double() - truth).square().sum() for x, truth in each] for each in pairs])
     assert (errors[0].sqrt() <= 2 * errors[1].sqrt()).all(), (errors[0] / errors[1]).sqrt()
 
 

@@ -194,12 +194,6 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out" / "conversion.json").read_text())["details"] == report.details
 
 
-def test_options_reach_the_scheme(tmp_path):
-    _, model, report = converted(tmp_path, position_embedding_type="shaw", position_options={"clip": 5})
-    assert model.encoder.layer[0].attention.self.distance_embedding.key.shape == (11, 8)
-    assert report.position_options == {"clip": 5, "per_head": False, "out_of_range": "clip"}
-
-
 # --- names, in both directions
 
 

@@ -1,7 +1,6 @@
 """The training recipes, scripts/examples/run_*.py, end to end on the demo's BERT and novels, and what they refuse."""
 
 import json
-import lzma
 import math
 import re
 import shutil
@@ -30,7 +29,7 @@ from transformers import (
 
 import hf_relpos
 from hf_relpos.data.records import iterate_records
-from hf_relpos.demo import CHECKPOINT
+from hf_relpos.demo import CHECKPOINT, read_text
 
 
 NAMES = {"Leo", "Job", "Ayesha", "Billali", "Ustane", "Vincey", "Holly", "Silver", "Livesey", "Trelawney", "Smollett"}
@@ -39,8 +38,7 @@ SHORT = ("--max_seq_length", 48, "--per_device_train_batch_size", 8, "--learning
 
 
 def paragraphs(part):
-    text = lzma.decompress((CHECKPOINT.parent / "text" / f"{part}.txt.xz").read_bytes()).decode()
-    return [line for line in text.split("\n") if 120 < len(line) < 400]
+    return [line for line in read_text(part) if 120 < len(line) < 400]
 
 
 def write_lines(path, records):

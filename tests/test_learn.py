@@ -2,7 +2,6 @@
 
 import errno
 import json
-import lzma
 import re
 import shutil
 from dataclasses import replace
@@ -36,6 +35,7 @@ from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.held_out import processor_name
 from hf_relpos.conversion.texts import check_windows, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
+from hf_relpos.demo import read_text
 from hf_relpos.schemes.encodings import sinusoid_concat
 
 
@@ -67,8 +67,7 @@ def small(tmp_path_factory):
             project.weight.data += torch.eye(32)
     model.save_pretrained(folder / "bert")
     tokenizer.save_pretrained(folder / "bert")
-    with lzma.open(DEMO / "text" / "train.txt.xz", "rt", encoding="utf-8") as file:
-        (folder / "text.txt").write_text(file.read(120_000), encoding="utf-8")
+    (folder / "text.txt").write_text("\n".join(read_text("train"))[:120_000], encoding="utf-8")
     (folder / "noise.txt").write_bytes(bytes(range(256)) * 40)
     return folder
 
@@ -164,9 +163,6 @@ def test_products_in_bfloat16_come_as_close(small, tmp_path, monkeypatch):
         assert precisions[-4:] == [student, "float32", "float32", "float32"]
         computed = json.loads((out / "conversion.json").read_text())["details"]["computed"]
         assert computed == {"student": student, "teacher": "float32", "on": processor_name(torch.device("cpu"))}
-        assert (
-            f"the student in {student}, the source in float32, on {computed['on']}." in (out / "README.md").read_text()
-        )
         found[bfloat16] = torch.tensor([each.token_cosine for each in report.fidelity.lengths])
         assert all(tensor.dtype == torch.float32 for tensor in load_file(out / "model.safetensors").values())
     assert not torch.equal(found[True], found[False])
@@ -246,7 +242,6 @@ def test_convert_keeps_pairs(small, tmp_path):
         fitted = report.details["text"]
         assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
         assert ("--method-option pairs=0.5" in report.pairs_in_words) == (pairs == 0)
-        assert "Pairs of segments, 64 tokens: token cosine" in (tmp_path / str(pairs) / "README.md").read_text()
     assert found[None][1] > found[0][1]
     with pytest.raises(ConversionError, match="pairs"):
         distil(small, tmp_path / "not", method_options={"pairs": 2})
@@ -418,15 +413,11 @@ def test_texts_with_different_fields(small, tmp_path):
         (folder / f"{name}.jsonl").write_text("\n".join(rows))
     words = ["--text", folder / "a.jsonl", "--text", folder / "b.jsonl"]
     for given, said in (
-        ((*words, "--field", "abstract"), "name one of these with field (--field)"),
         ((*words, *("--field", "abstract") * 3), "3 fields for 2 texts; give one for all, or one for each"),
         (("--text", folder, "--field", "abstract"), "--skip-unreadable"),
     ):
         refused = command(small, tmp_path, *given)
         assert refused.exit_code == 2 and said in refused.stderr and not (tmp_path / "out").exists()
-        assert ("b.jsonl, record 1: no field 'abstract' (it has chapter)" in refused.stderr) == (
-            "3 fields" not in said
-        )
     result = command(small, tmp_path, *words, "--field", "abstract", "--field", "chapter", "--force")
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "conversion.json").read_text())["arguments"]

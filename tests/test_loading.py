@@ -244,9 +244,8 @@ def test_other_sizes_are_for_heads_vocabularies_and_tables(tmp_path):
     assert larger.embeddings.word_embeddings.num_embeddings == SIZES["vocab_size"] + 3
     config = RelPosBertConfig(**SIZES, position_embedding_type="alibi", num_labels=4)
     RelPosBertForSequenceClassification(config).save_pretrained(tmp_path / "head")
-    other = RelPosBertForSequenceClassification.from_pretrained(
-        tmp_path / "head", num_labels=2, ignore_mismatched_sizes=True
-    )
+    fewer = {"num_labels": 2, "ignore_mismatched_sizes": True}
+    other = RelPosBertForSequenceClassification.from_pretrained(tmp_path / "head", **fewer)
     assert other.classifier.out_features == 2
 
 

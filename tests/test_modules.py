@@ -49,13 +49,8 @@ def test_modules_are_kept(tmp_path, encoder, dense):
     report = convert(source, tmp_path / "out")
     before, after = contents(source), contents(tmp_path / "out")
     here = f"{encoder}/" if encoder else ""
-    expected = {
-        "1_Pooling/config.json",
-        "config_sentence_transformers.json",
-        "modules.json",
-        f"{here}sentence_bert_config.json",
-        f"{here}vocab.txt",
-    }
+    expected = {"1_Pooling/config.json", "config_sentence_transformers.json", "modules.json"}
+    expected |= {f"{here}sentence_bert_config.json", f"{here}vocab.txt"}
     expected |= {"2_Dense/config.json", "2_Dense/model.safetensors"} if dense else set()
     assert set(report.files) == expected and all(after[name] == before[name] for name in expected)
     assert "2_Dense/pytorch_model.bin" not in after and after["README.md"] != before["README.md"]

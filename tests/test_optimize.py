@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 import importlib
 import itertools
 import pickle
@@ -69,7 +68,7 @@ for each in (*COPIES, *ROTARY):
         model, config, fields = encoders.ARCHITECTURES[each]
         fields = SIZES | fields | {"pad_token_id": 0}
         MODELS[each] = (getattr(transformers, model), getattr(transformers, config), fields)
-if LIVE["UMT5Stack"].is_released:
+if LIVE["UMT5Attention"].is_released:
     ROTARY += ("UMT5",)
     MODELS["UMT5"] = (transformers.UMT5EncoderModel, transformers.UMT5Config, T5_SIZES)
 STOCK = ("v3", "v2 with projections of its own", "v2 absolute", "v1", "v1 absolute", "MPNet", "RoFormer")
@@ -180,7 +179,9 @@ def assert_as_before(model, calls, bound: float, **options) -> Optimized:
 
 def level_of(name: str) -> tuple[str, int]:
     """The level of an encoder, and how many attention modules of ours it has there."""
-    return ("contract", 0) if name in (*COPIES, *ROTARY) and name != "UMT5" else ("own", 2)
+    if "T5" in name:
+        return ("contract", 2) if LIVE["T5Attention"].is_released else ("by length", 0)
+    return ("contract", 0) if name in (*COPIES, *ROTARY) else ("own", 2)
 
 
 def layers_of(model) -> nn.ModuleList:
@@ -574,14 +575,23 @@ def test_an_encoder_that_is_not_known_is_said():
     assert "left the model (FNetModel): nothing inside maps tokens and a mask to hidden states" in str(optimize(model))
 
 
-def test_optimize_on_a_release_without_own_parts(monkeypatch):
-    """As UMT5 up to Transformers 5.14."""
-    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 32, "d_kv": 16, "d_ff": 48, "vocab_size": 50}
-    model = transformers.UMT5EncoderModel(transformers.UMT5Config(**sizes)).eval()
-    with optimize(model) as handle:
-        assert (handle.encoders[0].level == "own") == LIVE["UMT5Stack"].is_released
-    monkeypatch.setitem(LIVE, "UMT5Stack", dataclasses.replace(LIVE["UMT5Stack"], since="99.0"))
-    assert optimize(model).encoders[0].level == "by length"
+def test_optimize_t5_with_eager_attention():
+    """As up to Transformers 5.14, where T5 has no other."""
+    handle = assert_as_before(model := build("T5", **EAGER), [batch()], tolerance("T5"))
+    assert [each.level for each in handle.encoders] == ["by length"]
+    handle.undo()
+    assert "accelerated with 'sdpa'" in str(attention_alone(model))
+
+
+@pytest.mark.parametrize("name", ["T5", "BERT"])
+def test_optimize_and_then_another_attention(name, chunks):
+    model, inputs = build(name), batch()
+    with torch.no_grad():
+        expected = flat(model(**inputs))
+        optimize(model)
+        model.set_attn_implementation("eager")
+        for ours, theirs in zip(flat(model(**inputs)), expected, strict=True):
+            assert_equal_at_tokens(ours, theirs, inputs, tolerance(name))
 
 
 def test_decoders_are_left():
@@ -875,13 +885,13 @@ def test_copies_and_pickles(name, onednn):
 
 @pytest.mark.slow
 def test_pickles_in_another_process(tmp_path):
-    """It imports what they need. Stock BERT forgets there how to collect hidden states."""
+    """It imports what they need. Stock BERT and T5 forget there how to collect hidden states."""
     saved = []
     for name in ("BERT", "v3", "T5", "relative_key"):
         model, inputs = build(name, torch.float32), batch()
         optimize(model)
         with torch.no_grad():
-            layers = states_of_layers(model, inputs) if name in ("v3", "T5") else ()
+            layers = states_of_layers(model, inputs) if name == "v3" else ()
             saved.append((model, inputs, model(**inputs)[0], *layers))
     torch.save(saved, tmp_path / "models")
     run_code(FRESH, tmp_path / "models", cwd=tmp_path)
@@ -895,7 +905,7 @@ def test_in_turns_with_attention_alone(name, calls, last):
     model, inputs, real = build(name), batch(), real_tokens(LENGTHS["groups"])
     before, kinds = model(**inputs)[0], [type(module) for module in model.modules()]
     handles = [call(model) for call in calls]
-    assert name == "BERT" or "already" in str(handles[1])
+    assert not level_of(name)[1] or "already" in str(handles[1])
     for handle in reversed(handles) if last else handles:
         assert_equal_numbers(model(**inputs)[0][real], before[real], tolerance(name))
         handle.undo()

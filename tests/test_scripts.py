@@ -15,7 +15,8 @@ import pytest
 import torch
 from launching import SCRIPTS, import_script
 from oracles import stir, tiny_sizes
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, BertTokenizer, TrainingArguments
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, TrainingArguments
+from wording import VOCABULARY, WORDS, tokenizer
 
 from hf_relpos import convert
 from hf_relpos.attention.backends.sdpa import Sdpa
@@ -27,7 +28,6 @@ COMMANDS = sorted(
     for path in [*SCRIPTS.glob("*/*.py"), *SCRIPTS.glob("maintenance/golden/*.py")]
     if 'if __name__ == "__main__":' in path.read_text("utf-8")
 )
-WORDS = "the cat dog sun sky bird sat ran saw was is red blue old new big . on under and a house tree road".split()
 
 
 # What fixtures and peers are made with in environments of their own, which the docstrings of those scripts describe.
@@ -105,12 +105,10 @@ def test_the_table_of_families(tmp_path, monkeypatch):
 def teacher(tmp_path_factory):
     """A folder with a small BERT of random weights, text of each kind, sentence pairs."""
     folder = tmp_path_factory.mktemp("bench")
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    tokenizer = BertTokenizer(str(folder / "vocab.txt"))
     torch.manual_seed(0)
-    sizes = tiny_sizes(vocab_size=len(tokenizer), max_position_embeddings=32, initializer_range=0.2)
+    sizes = tiny_sizes(vocab_size=len(VOCABULARY), max_position_embeddings=32, initializer_range=0.2)
     stir(BertModel(BertConfig(**sizes), add_pooling_layer=False)).save_pretrained(folder / "teacher")
-    tokenizer.save_pretrained(folder / "teacher")
+    tokenizer(folder).save_pretrained(folder / "teacher")
 
     def text(seed, count):
         rng = np.random.default_rng(seed)

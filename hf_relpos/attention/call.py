@@ -49,14 +49,10 @@ class SharedTerms:
         like = torch.empty(0, self.size, device=self.device, dtype=self.dtype)
         return to_toeplitz(self.terms, self.context, like)
 
-    @functools.cached_property
-    def _by_offset(self) -> bool:
-        return self.context.positions is None and self.terms.by_offset
-
     def holds_for(self, context: AttentionContext) -> bool:
         """Whether these are the terms of another context, too: all are tables that have its offsets."""
         within = self.context.low <= context.low and context.high <= self.context.high
-        return within and self._by_offset and context.positions is None
+        return within and self.context.positions is None and context.positions is None and self.terms.by_offset
 
 
 @dataclass(frozen=True)

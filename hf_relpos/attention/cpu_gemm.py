@@ -229,25 +229,18 @@ def linear(
     """
     if not _is_plain(rows, weight, bias):
         return nn.functional.linear(rows, weight, bias)
-    gradients = has_gradients(rows, weight, bias)
-    known = _weight_of(rows, weight, None if gradients else layer)
-    if known is None:
+    count, gradients = rows.shape[:-1].numel(), has_gradients(rows, weight, bias)
+    if layer is not None and not gradients and count <= packed_rows():
+        packed = cached(layer, pack_weight, patient=True)
+        if packed is not None:
+            return onednn_linear(rows, packed, bias)
+    if count < FEWEST_ROWS or not linear_library().is_used:
         return nn.functional.linear(rows, weight, bias)
     if gradients:
         # reshaped outside of the function: stock DeBERTa v1 changes a view of the result in place
         out: torch.Tensor = _Linear.apply(rows.flatten(0, -2), weight, bias).unflatten(0, rows.shape[:-1])
         return out
-    return onednn_linear(rows, known, bias)
-
-
-def _weight_of(rows: torch.Tensor, weight: torch.Tensor, layer: nn.Linear | None) -> torch.Tensor | None:
-    """The weight for oneDNN, packed or as it is; None where PyTorch's own product is used."""
-    count = rows.shape[:-1].numel()
-    if layer is not None and count <= packed_rows():
-        packed: torch.Tensor | None = cached(layer, pack_weight, patient=True)
-        if packed is not None:
-            return packed
-    return weight if count >= FEWEST_ROWS and linear_library().is_used else None
+    return onednn_linear(rows, weight, bias)
 
 
 def has_gradients(*tensors: torch.Tensor | None) -> bool:

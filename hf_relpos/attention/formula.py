@@ -130,14 +130,15 @@ class Terms:
         tables = [table for field in ALL_TABLES for table in getattr(self, field)]
         return tables if self.feature_gain is None else [*tables, self.feature_gain]
 
-    def map_tables(self, function: Callable[[Table], Table | None]) -> "Terms":
-        """Return the terms with what a function makes of each of `all_tables`; with None, without that table."""
-        changed: dict[str, Any] = {}
-        for field in ALL_TABLES:
-            made = map(function, getattr(self, field))
-            changed[field] = tuple(table for table in made if table is not None)
-        changed["feature_gain"] = None if self.feature_gain is None else function(self.feature_gain)
-        return replace(self, **changed)
+
+def map_tables(terms: Terms, function: Callable[[Table], Table | None]) -> Terms:
+    """Return terms with what a function makes of each table, in the order of `Terms.all_tables`; None drops it."""
+    changed: dict[str, Any] = {}
+    for field in ALL_TABLES:
+        made = map(function, getattr(terms, field))
+        changed[field] = tuple(table for table in made if table is not None)
+    changed["feature_gain"] = None if terms.feature_gain is None else function(terms.feature_gain)
+    return replace(terms, **changed)
 
 
 def content_vectors(
@@ -179,7 +180,6 @@ def position_scores(
     batch, heads, length, _ = query.shape
     key_length = key.shape[2]
     inner: list[torch.Tensor] = []
-    outer: list[torch.Tensor] = []
     for table in terms.query_table:
         rows, index = _rows_in_use(table, context)
         products = torch.matmul(_by_head(query), rows.to(query.dtype).transpose(-1, -2))  # (H, B·L, R)
@@ -192,12 +192,10 @@ def position_scores(
         products = products.unflatten(2, (batch, key_length)).permute(2, 0, 1, 3)
         inner.append(products.gather(-2, index.expand(batch, heads, length, key_length)))
     inner.extend(table.scalars(context) for table in terms.scaled_bias)
-    outer.extend(table.scalars(context) for table in terms.bias)
-    outer.extend(terms.dense)
-    if not inner and not outer:
-        return None
-    scaled = [content_scale(query, terms) * total_of(inner)] if inner else []
-    return total_of([*outer, *scaled]).to(query.dtype)
+    outer = [*(table.scalars(context) for table in terms.bias), *terms.dense]
+    if inner:
+        outer.append(content_scale(query, terms) * total_of(inner))
+    return total_of(outer).to(query.dtype) if outer else None
 
 
 def _by_head(vectors: torch.Tensor) -> torch.Tensor:
@@ -266,14 +264,13 @@ def position_values(probabilities: torch.Tensor, terms: Terms, context: Attentio
     Returns:
         (B, H, L, d), or None without a V table.
     """
-    total = None
+    found = []
     for table in terms.value_table:
         index, rows = table.index(context).expand(probabilities.shape), table.rows
         mass = probabilities.new_zeros(*probabilities.shape[:-1], rows.shape[1])
         mass = mass.scatter_add(-1, index, probabilities)
-        term = torch.matmul(mass, rows.to(mass.dtype))
-        total = term if total is None else total + term
-    return total
+        found.append(torch.matmul(mass, rows.to(mass.dtype)))
+    return total_of(found) if found else None
 
 
 def allowed(terms: Terms, context: AttentionContext, mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -287,12 +284,10 @@ def allowed(terms: Terms, context: AttentionContext, mask: torch.Tensor | None) 
     """
     if not terms.allow:
         return None
-    visible = terms.allow[0].scalars(context)
-    for table in terms.allow[1:]:
-        visible = visible & table.scalars(context)
+    visible = [table.scalars(context) for table in terms.allow]
     if mask is not None:
-        visible = visible & is_visible(mask)
-    return visible
+        visible.append(is_visible(mask))
+    return functools.reduce(operator.and_, visible)
 
 
 def attend(

@@ -201,11 +201,6 @@ class SlidingWindowMask(LazyMask, Visibility):
         far = is_global[:, queries[0]] & ((first < low) | (last > high))
         if is_token is not None:
             is_global = is_global & is_token
-        return _Extents(
-            low.amin(0).tolist(),
-            high.amax(0).tolist(),
-            first.amin(0).tolist(),
-            last.amax(0).tolist(),
-            far.any(0).tolist(),
-            is_global.any(0).nonzero().flatten().tolist(),
-        )
+        of_queries = (low.amin(0), high.amax(0), first.amin(0), last.amax(0), far.any(0))
+        global_keys = is_global.any(0).nonzero().flatten()
+        return _Extents(*(each.tolist() for each in (*of_queries, global_keys)))

@@ -11,6 +11,8 @@ Tables whose relation is not the offset (a grid, labelled edges, token types), o
 and gains have no such form (`toeplitz_unsupported`). Backends that hold (L, K) matrices compute them.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,10 +42,6 @@ class OffsetTable:
     rows: torch.Tensor
     row_of: torch.Tensor | None = None
     clamped: tuple[int, int] = (1, 1)
-
-    def with_rows(self, rows: torch.Tensor) -> "OffsetTable":
-        """Return a copy with other rows."""
-        return replace(self, rows=rows)
 
     def between(self, first: int, end: int) -> "OffsetTable":
         """Return the table of some offsets, by their indices. Each must have a row of its own."""
@@ -84,7 +82,7 @@ class ToeplitzTerms:
     def to(self, dtype: torch.dtype) -> "ToeplitzTerms":
         """Return a copy with tables and biases in another dtype."""
         return self._with_tables(
-            lambda table: table.with_rows(table.rows.to(dtype)),
+            lambda table: replace(table, rows=table.rows.to(dtype)),
             bias=None if self.bias is None else self.bias.to(dtype),
             dense=None if self.dense is None else self.dense.to(dtype),
         )
@@ -100,7 +98,7 @@ class ToeplitzTerms:
 
     def without_tensors(self) -> "ToeplitzTerms":
         """Return a copy without tensors for a graph. The graph saves these itself, and would hold them twice."""
-        return self._with_tables(lambda table: table.with_rows(table.rows.new_empty(0)), bias=None, dense=None)
+        return self._with_tables(lambda table: replace(table, rows=table.rows.new_empty(0)), bias=None, dense=None)
 
 
 def toeplitz_unsupported(terms: Terms, context: AttentionContext) -> list[str]:
@@ -135,10 +133,7 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor, by
     inner = _sum_by_offset(terms.scaled_bias, offsets, context.low, scale)
     outer = _sum_by_offset(terms.bias, offsets, context.low)
     scalars = [table.rows for table in (inner, outer) if table is not None]
-    allow = None
-    for table in terms.allow:
-        rows = _rows_by_offset(table, offsets, context.low).rows
-        allow = rows if allow is None else allow & rows
+    allow = [_rows_by_offset(table, offsets, context.low).rows for table in terms.allow]
     return ToeplitzTerms(
         low=context.low,
         scale=scale,
@@ -146,7 +141,7 @@ def to_toeplitz(terms: Terms, context: AttentionContext, query: torch.Tensor, by
         key_table=_sum_by_offset(terms.key_table, offsets, context.low, scale),
         bias=total_of(scalars) if scalars else None,
         value_table=_sum_by_offset(terms.value_table, offsets, context.low),
-        allow=allow,
+        allow=functools.reduce(operator.and_, allow) if allow else None,
         dense=total_of(terms.dense) if terms.dense else None,
     ).to(dtype)
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..host.torch import counted_writes
+
 
 ATTRIBUTE = "_rounded"  # of a layer; `restore` of live models deletes it
 WHOLE = 2**16  # comparing so many elements takes 15 µs, a sample of a weight of 768 × 3,072 takes 7
@@ -41,8 +43,7 @@ class Snapshot(NamedTuple):
 
 def identity_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What changes when another tensor takes the place of this one, and when PyTorch counts a write to it."""
-    writes = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), writes, tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.data_ptr(), counted_writes(tensor), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def sample_of(tensor: torch.Tensor, whole: bool = False) -> torch.Tensor:

@@ -8,8 +8,8 @@ then one line that says what is gone; tests walk the list on every release that 
 import importlib
 import importlib.metadata
 import inspect
+import operator
 from dataclasses import dataclass
-from typing import Any
 
 
 FLOOR = {"transformers": "5.5", "torch": "2.11", "peft": "0.17"}
@@ -61,9 +61,7 @@ class Need:
         module, _, name = self.path.partition(":")
         consequence = f"; without it, {self.without}" if self.without else ""
         try:
-            found: Any = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
+            found = operator.attrgetter(name)(importlib.import_module(module))
         except (ImportError, AttributeError):
             return f"{self.library} {version} has no {self.path}{consequence}"
         if not self.parameters:
@@ -78,8 +76,12 @@ class Need:
         )
 
 
+def stock(model: str, name: str, parameters: tuple[str, ...] = (), **others: str) -> Need:
+    """Something in the module of a stock model."""
+    return Need(f"transformers.models.{model}.modeling_{model}:{name}", parameters, **others)
+
+
 CACHE = "cache|past_key_values"
-BERT = "transformers.models.bert.modeling_bert"
 MASKS = "transformers.masking_utils"
 MODEL = "transformers.modeling_utils:PreTrainedModel"
 CAPTURE = "transformers.utils.output_capturing"
@@ -89,14 +91,14 @@ OUTPUTS = ("output_attentions", "output_hidden_states", "return_dict")
 # BERT's own classes, which ours inherit from, and what their calls pass on.
 MODELS = (
     *(
-        Need(f"{BERT}:{name}.forward", (STATES, "attention_mask", CACHE))
+        stock("bert", f"{name}.forward", (STATES, "attention_mask", CACHE))
         for name in ("BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder")
     ),
-    Need(f"{BERT}:BertSelfOutput.forward", (STATES, "input_tensor")),
-    *(Need(f"{BERT}:{name}") for name in ("BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
-    *(Need(f"{BERT}:{name}") for name in ("BertPreTrainingHeads", "BertForPreTrainingOutput")),
-    Need(f"{BERT}:BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),
-    Need(f"{BERT}:BertLMHeadModel.forward", ("input_ids", "labels", CACHE, "logits_to_keep")),
+    stock("bert", "BertSelfOutput.forward", (STATES, "input_tensor")),
+    *(stock("bert", name) for name in ("BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
+    *(stock("bert", name) for name in ("BertPreTrainingHeads", "BertForPreTrainingOutput")),
+    stock("bert", "BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),
+    stock("bert", "BertLMHeadModel.forward", ("input_ids", "labels", CACHE, "logits_to_keep")),
     Need(f"{MASKS}:create_causal_mask", ("config", "inputs_embeds", "attention_mask", CACHE, "and_mask_function")),
     Need(f"{MASKS}:create_bidirectional_mask", ("config", "inputs_embeds", "attention_mask", "and_mask_function")),
     Need(f"{MASKS}:and_masks"),
@@ -114,55 +116,42 @@ MODELS = (
     Need("transformers.generation.utils:GenerationMixin._expand_inputs_for_generation", ("expand_size",)),
 )
 # Classes of stock encoders that `optimize` replaces by subclasses.
-T5, XLNET = "transformers.models.t5.modeling_t5", "transformers.models.xlnet.modeling_xlnet"
-MT5, UMT5 = "transformers.models.mt5.modeling_mt5", "transformers.models.umt5.modeling_umt5"
-MPNET = "transformers.models.mpnet.modeling_mpnet"
-ROFORMER = "transformers.models.roformer.modeling_roformer"
-DEBERTA = "transformers.models.deberta.modeling_deberta"
-DEBERTA_V2 = "transformers.models.deberta_v2.modeling_deberta_v2"
-BY_OFFSET = (STATES, "mask", "key_value_states", "position_bias", CACHE)
-STACK = ("input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "inputs_embeds", CACHE)
+BIAS = ("query_length", "key_length", "past_seen_tokens")
 ROTARY = (STATES, "attention_mask", "sinusoidal_pos", "encoder_hidden_states", CACHE, "output_attentions")
 DISENTANGLED = (STATES, "attention_mask", "output_attentions", "query_states", "relative_pos", "rel_embeddings")
 DISENTANGLED_STACK = (STATES, "attention_mask", "output_hidden_states", "output_attentions", "query_states")
 TWO_STREAMS = ("h", "g", "attn_mask_h", "attn_mask_g", "r", "seg_mat", "mems", "target_mapping", "output_attentions")
 LIVE = {
-    "T5Attention": Need(f"{T5}:T5Attention.forward", BY_OFFSET),
-    "T5Stack": Need(f"{T5}:T5Stack.forward", STACK),
-    "MT5Attention": Need(f"{MT5}:MT5Attention.forward", BY_OFFSET),
-    "MT5Stack": Need(f"{MT5}:MT5Stack.forward", STACK),
-    "MPNetEncoder": Need(f"{MPNET}:MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
-    "MPNetSelfAttention": Need(f"{MPNET}:MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
-    "RoFormerEncoder": Need(f"{ROFORMER}:RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
-    "RoFormerSelfAttention": Need(f"{ROFORMER}:RoFormerSelfAttention.forward", ROTARY),
-    "RoFormerSinusoidalPositionalEmbedding": Need(
-        f"{ROFORMER}:RoFormerSinusoidalPositionalEmbedding.forward", ("input_ids_shape",)
+    # in earlier releases they attend otherwise than by the attention interface
+    "T5Attention": stock("t5", "T5Attention.compute_bias", BIAS, since="5.15"),
+    "MT5Attention": stock("mt5", "MT5Attention.compute_bias", BIAS, since="5.15"),
+    "UMT5Attention": stock("umt5", "UMT5Attention.compute_bias", BIAS, since="5.15"),
+    "MPNetEncoder": stock("mpnet", "MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
+    "MPNetSelfAttention": stock("mpnet", "MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
+    "RoFormerEncoder": stock("roformer", "RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
+    "RoFormerSelfAttention": stock("roformer", "RoFormerSelfAttention.forward", ROTARY),
+    "RoFormerSinusoidalPositionalEmbedding": stock(
+        "roformer", "RoFormerSinusoidalPositionalEmbedding.forward", ("input_ids_shape",)
     ),
-    "XLNetModel": Need(f"{XLNET}:XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
-    "XLNetRelativeAttention": Need(f"{XLNET}:XLNetRelativeAttention.forward", TWO_STREAMS),
-    "XLNetModelOutput": Need(f"{XLNET}:XLNetModelOutput"),
-    "DebertaEncoder": Need(f"{DEBERTA}:DebertaEncoder.forward", DISENTANGLED_STACK),
-    "DebertaSelfAttention": Need(f"{DEBERTA}:DisentangledSelfAttention.forward", DISENTANGLED),
-    "build_relative_position": Need(f"{DEBERTA}:build_relative_position"),
-    "DebertaV2Encoder": Need(f"{DEBERTA_V2}:DebertaV2Encoder.forward", DISENTANGLED_STACK),
-    "DisentangledSelfAttention": Need(f"{DEBERTA_V2}:DisentangledSelfAttention.forward", DISENTANGLED),
-    "make_log_bucket_position": Need(f"{DEBERTA_V2}:make_log_bucket_position"),
-    # layers of earlier releases do not hand on what the stack passes to their attention
-    "UMT5Stack": Need(f"{UMT5}:UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
-    "UMT5Attention": Need(f"{UMT5}:UMT5Attention.forward", (STATES, "kwargs")),
-    "Wav2Vec2BertSelfAttention": Need(
-        "transformers.models.wav2vec2_bert.modeling_wav2vec2_bert:Wav2Vec2BertSelfAttention.forward",
-        (STATES, "attention_mask"),
+    "XLNetModel": stock("xlnet", "XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
+    "XLNetRelativeAttention": stock("xlnet", "XLNetRelativeAttention.forward", TWO_STREAMS),
+    "XLNetModelOutput": stock("xlnet", "XLNetModelOutput"),
+    "DebertaEncoder": stock("deberta", "DebertaEncoder.forward", DISENTANGLED_STACK),
+    "DebertaSelfAttention": stock("deberta", "DisentangledSelfAttention.forward", DISENTANGLED),
+    "build_relative_position": stock("deberta", "build_relative_position"),
+    "DebertaV2Encoder": stock("deberta_v2", "DebertaV2Encoder.forward", DISENTANGLED_STACK),
+    "DisentangledSelfAttention": stock("deberta_v2", "DisentangledSelfAttention.forward", DISENTANGLED),
+    "make_log_bucket_position": stock("deberta_v2", "make_log_bucket_position"),
+    "Wav2Vec2BertSelfAttention": stock(
+        "wav2vec2_bert", "Wav2Vec2BertSelfAttention.forward", (STATES, "attention_mask")
     ),
-    "SeamlessM4Tv2ConformerSelfAttention": Need(
-        "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2ConformerSelfAttention.forward",
-        (STATES, "attention_mask"),
+    "SeamlessM4Tv2ConformerSelfAttention": stock(
+        "seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention.forward", (STATES, "attention_mask")
     ),
-    "UMT5 buckets": Need(f"{UMT5}:UMT5Attention._relative_position_bucket", ("relative_position",)),
 }
 # RoFormer's decoders had no causal mask.
-ROFORMER_CAUSAL_MASK = Need(
-    f"{ROFORMER}:create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"
+ROFORMER_CAUSAL_MASK = stock(
+    "roformer", "create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"
 )
 # What else `optimize`, the registration and the products of matrices use.
 TOOLS = (
@@ -179,7 +168,6 @@ TOOLS = (
     Need("transformers.core_model_loading:WeightConverter.convert", ("layer_name", "model", "config")),
     Need("transformers.core_model_loading:WeightConverter.add_tensor", ("target_key", "source_key", "source_pattern")),
     Need(f"{CAPTURE}:_active_collector"),
-    Need(f"{CAPTURE}:_CAN_RECORD_REGISTRY"),
     Need("transformers.utils.import_utils:is_fake_tensor"),
     Need("peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", without="LoRA needs targets"),
     Need("torch:ops.mkldnn._linear_pointwise", without="linear layers use PyTorch's own product"),

@@ -19,6 +19,8 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from .torch import counted_writes
+
 
 # The logger of the report, which Transformers' function `log_state_dict_report` writes as one record.
 LOGGER = logging.getLogger("transformers.modeling_utils")
@@ -84,7 +86,7 @@ class Allocation(NamedTuple):
     def is_untouched(self, buffer: torch.Tensor) -> bool:
         """Whether nobody has written to the buffer since; it may have been moved or cast."""
         before, now = self.contents.to(buffer.device, buffer.dtype), _sample(buffer)
-        return _version(buffer) <= self.version and torch.equal(before.view(torch.uint8), now.view(torch.uint8))
+        return counted_writes(buffer) <= self.version and torch.equal(before.view(torch.uint8), now.view(torch.uint8))
 
 
 # What buffers held, by module and attribute.
@@ -112,15 +114,11 @@ def note_allocation(module: nn.Module, name: str, buffer: torch.Tensor | None) -
     if frame is None:
         return False
     root = frame.f_locals["model"]
-    allocation = Allocation(frame.f_locals["param_name"], _sample(buffer), _version(buffer))
+    allocation = Allocation(frame.f_locals["param_name"], _sample(buffer), counted_writes(buffer))
     allocations.setdefault(module, {})[name] = allocation
     if root not in loaded_configurations:
         loaded_configurations[root] = copy.deepcopy(root.config)
     return True
-
-
-def _version(buffer: torch.Tensor) -> int:
-    return 0 if buffer.is_inference() else buffer._version  # inference tensors do not count writes
 
 
 def _sample(buffer: torch.Tensor) -> torch.Tensor:

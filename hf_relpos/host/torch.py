@@ -107,6 +107,11 @@ def multiply_packed_int8(
     return out
 
 
+def counted_writes(tensor: torch.Tensor) -> int:
+    """How many writes to a tensor PyTorch has counted; 0 for tensors of inference mode, of which it counts none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def assert_later(condition: torch.Tensor, message: str) -> None:
     """An assertion that a graph holds, and that does not wait for an accelerator."""
     torch._assert_async(condition, message)

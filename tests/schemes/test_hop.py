@@ -51,13 +51,8 @@ def parity(case: str) -> float:
     """Largest difference from the scores of the original, (H, n, N)."""
     sizes, tensors = golden("hop")
     settings, heads = sizes["cases"][case], sizes["heads"]
-    config = tiny_config(
-        "hop",
-        hidden_size=heads * sizes["size"],
-        num_attention_heads=heads,
-        position_options={"radius": settings["radius"]},
-    )
-    scheme = build_scheme(config)
+    fields = {"hidden_size": heads * sizes["size"], "num_attention_heads": heads}
+    scheme = build_scheme(tiny_config("hop", position_options={"radius": settings["radius"]}, **fields))
     linear = {f"pos_embed_linear.{name}": tensors[f"{case}.{name}"] for name in ("weight", "bias")}
     scheme.load_state_dict(linear, strict=True)
     context, query = on_grid(grid_ids(settings["height"], settings["width"])), tensors[f"{case}.query"][None]

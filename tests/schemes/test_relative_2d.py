@@ -3,20 +3,29 @@
 l_ij = q_i·(k_j + r^W_{x_j − x_i} + r^H_{y_j − y_i}) / √d,   r_Δ = 0 for |Δ| ≥ m
 """
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, golden, grid_ids, layer_error, on_grid, padding, tiny_attention, tiny_config, tiny_model
+from oracles import (
+    array,
+    golden,
+    grid_ids,
+    layer_error,
+    on_grid,
+    padding,
+    tiny_attention,
+    tiny_config,
+    tiny_model,
+    with_vectors,
+)
 
 from hf_relpos import RelPosBertLMHeadModel, RelPosBertModel, attend
 from hf_relpos.schemes.registry import build_scheme
 
 
 def paper(layer, grid, max_distance, out_of_range="zero"):
-    """The score of one row of the batch, whose grid is (L, 2)."""
+    """Score and value of one row of the batch, whose grid is (L, 2)."""
     scheme, grid = layer.distance_embedding, grid.tolist()
     tables = array(scheme.height_key_relative_embeddings), array(scheme.width_key_relative_embeddings)
 
@@ -32,10 +41,7 @@ def paper(layer, grid, max_distance, out_of_range="zero"):
                 total = total + (table[h] if table.ndim == 3 else table)[step + max_distance - 1]
         return total
 
-    def score(q, k, h, i, j):
-        return q @ (k + vector(h, i, j)) / math.sqrt(8)
-
-    return score
+    return with_vectors(vector)
 
 
 @pytest.mark.parametrize("out_of_range", ["zero", "clip"])
@@ -46,8 +52,8 @@ def test_equals_the_paper(max_distance, per_head, out_of_range):
     layer = tiny_attention("relative_2d", position_options=options)
     grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
     grid[0, 3], grid[0, 7] = torch.tensor([0, -1]), torch.tensor([-3, 2])  # outside, too
-    score = paper(layer, grid[0], max_distance, out_of_range)
-    assert layer_error(layer, hidden, padding([13], 16), score, context=on_grid(grid)) <= 1e-10
+    expected = paper(layer, grid[0], max_distance, out_of_range)
+    assert layer_error(layer, hidden, padding([13], 16), *expected, context=on_grid(grid)) <= 1e-10
 
 
 @torch.no_grad()

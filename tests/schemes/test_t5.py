@@ -66,9 +66,8 @@ def parity(case: tuple[str, str]) -> float:
     """Largest difference from the original."""
     sizes, tensors = golden("t5")
     name, scaling = case
-    layer = tiny_attention(
-        "t5", dtype=torch.float32, is_decoder=name == "decoder", position_options={"scaling": scaling}
-    )
+    fields = {"is_decoder": name == "decoder", "position_options": {"scaling": scaling}}
+    layer = tiny_attention("t5", dtype=torch.float32, **fields)
     biases = [tensors.get(f"{name}.{letter}.bias", torch.zeros(24)) for letter in "qkv"]
     load_projections(layer, [tensors[f"{name}.{letter}.weight"] for letter in "qkv"], biases)
     weight = tensors[f"{name}.relative_attention_bias.weight"]

@@ -82,9 +82,8 @@ def test_packed_documents_are_as_alone(variant, backend):
     """Each has its own [CLS] and begins at position 0, although all positions are consecutive."""
     model = tiny_model(RelPosBertModel, "tupe", backend, position_options={"variant": variant})
     first, second = torch.randint(50, (1, 6)), torch.randint(50, (1, 4))
-    packed = model(
-        torch.cat([first, second], dim=1), position_ids=torch.cat([torch.arange(6), torch.arange(4)])[None]
-    ).last_hidden_state
+    positions = torch.cat([torch.arange(6), torch.arange(4)])[None]
+    packed = model(torch.cat([first, second], dim=1), position_ids=positions).last_hidden_state
     assert (packed[:, :6] - model(first).last_hidden_state).abs().max() < 1e-5
     assert (packed[:, 6:] - model(second).last_hidden_state).abs().max() < 1e-5
 

@@ -101,10 +101,7 @@ def parity(case: str) -> float:
     layer.distance_embedding.load_state_dict({name: tensors[name] for name in names}, strict=True)
     found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(case)}
     length = found["hidden_states"].shape[1]
-    out, weights = layer(
-        found["hidden_states"],
-        attention_mask=found["real"][:, None, None, :],
-        context=segmented(length, found["token_type_ids"]),
-    )
+    mask, context = found["real"][:, None, None, :], segmented(length, found["token_type_ids"])
+    out, weights = layer(found["hidden_states"], attention_mask=mask, context=context)
     errors = out[:, memory:] - found["context"], weights[:, :, memory:] - found["attn_prob"]
     return max(error.abs().max().item() for error in errors)

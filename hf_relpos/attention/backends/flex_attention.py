@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 
 from ...host.torch import at_least_graphs
 from ..call import AttentionCall
-from ..formula import content_scale, content_vectors, position_scores
+from ..formula import content_scale, content_vectors, map_tables, position_scores
 from ..masks import finite
 from ..sliding_window import SlidingWindowMask
 from ..toeplitz import OffsetTable, to_toeplitz
@@ -68,7 +68,7 @@ class FlexAttention:
         else:
             # Off CUDA, PyTorch itself traces its unfused reference. Without a trace, tensors that `score_mod` captures
             # would get no gradients.
-            attention = _fitting if query.device.type == "cuda" else flex_attention
+            attention: Any = _fitting if query.device.type == "cuda" else flex_attention
             with at_least_graphs(GRAPHS):
                 out = attention(content, key, call.value, score_mod, block_mask, scale)
         return out.transpose(1, 2).contiguous(), None
@@ -106,21 +106,19 @@ def _compiled() -> Callable[..., Any]:
 
 def _fitting(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: ScoreMod | None, *others: Any
-) -> torch.Tensor:
+) -> Any:
     """`flex_attention`, compiled; with fewer stages where PyTorch finds that its kernel does not fit the device."""
     terms = () if score_mod is None else tuple(each.cell_contents is None for each in score_mod.__closure__ or ())
     kind = (query.dtype, query.shape[-1], *terms)
     attention = functools.partial(_compiled(), query, key, value, score_mod, *others)
     if kind not in _large:
         try:
-            out: torch.Tensor = attention()
-            return out
+            return attention()
         except RuntimeError as error:
             if "num_stages" not in str(error):
                 raise
             _large.add(kind)
-    out = attention(kernel_options=FEWER_STAGES)
-    return out
+    return attention(kernel_options=FEWER_STAGES)
 
 
 def _modifications(
@@ -133,8 +131,8 @@ def _modifications(
         key: k̂, (B, H, K, d), rotated if the scheme rotates.
     """
     context, (batch, heads, length, _), keys = call.context, query.shape, key.shape[2]
-    by_offset = call.terms.map_tables(lambda table: table if table.relation is None else None)
-    by_pair = call.terms.map_tables(lambda table: None if table.relation is None else table)
+    by_offset = map_tables(call.terms, lambda table: table if table.relation is None else None)
+    by_pair = map_tables(call.terms, lambda table: None if table.relation is None else table)
     form = to_toeplitz(replace(by_offset, dense=()), context, query, by_row=True)
     dense = position_scores(query, key, by_pair, context)
     if isinstance(call.mask, torch.Tensor) and call.mask.dtype != torch.bool:

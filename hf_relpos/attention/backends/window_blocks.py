@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..call import AttentionCall, Backend
-from ..formula import Table
+from ..formula import Table, Terms, content_vectors, map_tables
 from ..sliding_window import SlidingWindowMask
 from ..tracing import first_order_only, is_traced, is_transformed
 
@@ -60,12 +60,8 @@ class ByBlocks:
         """Return the output (B, L, H, d) and the attention weights, or None if there are none, as by blocks."""
         if not is_for_blocks(call):
             return self.backend.run(call)
-        context, terms, query, key = call.context, call.terms, call.query, call.key
-        if terms.rotate is not None:
-            query = terms.rotate(query, context.query_positions(query.device))
-            key = terms.rotate(key, context.key_positions(key.device))
-            terms = replace(terms, rotate=None)
-        call = replace(call, query=query, key=key, terms=terms, shared=None)
+        _, query, key = content_vectors(call.query, call.key, Terms(rotate=call.terms.rotate), call.context)
+        call = replace(call, query=query, key=key, terms=replace(call.terms, rotate=None), shared=None)
         seed = int(torch.randint(1 << 62, ())) if call.dropout else 0
         return _Blocks.apply(call, self.backend, seed, *_tensors(call)), None
 
@@ -126,7 +122,7 @@ def _with_tensors(call: AttentionCall, tensors: Iterable[torch.Tensor]) -> Atten
     """Return a call with others in the place of its `_tensors`."""
     query, key, value, *rest = tensors
     left = iter(rest)
-    terms = call.terms.map_tables(lambda table: Table(next(left), table.row_of, table.relation))
+    terms = map_tables(call.terms, lambda table: Table(next(left), table.row_of, table.relation))
     dense = tuple(next(left) for _ in terms.dense)
     terms = replace(terms, dense=dense, content_bias=next(left, None))
     return replace(call, query=query, key=key, value=value, terms=terms)
@@ -155,7 +151,7 @@ def _block_of(call: AttentionCall, part: Part) -> tuple[AttentionCall, list[Sele
         rows = of_tables[-1].of(table.rows)
         return Table(rows, lambda relation: torch.searchsorted(used, table.row_of(relation)), table.relation)
 
-    terms = call.terms.map_tables(of_block)
+    terms = map_tables(call.terms, of_block)
     terms = replace(terms, dense=tuple(map(pairs.of, terms.dense)))
     query, key, value = queries.of(call.query), keys.of(call.key), keys.of(call.value)
     block = replace(call, query=query, key=key, value=value, terms=terms, context=context, mask=part.mask)

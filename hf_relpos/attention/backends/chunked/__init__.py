@@ -2,8 +2,7 @@
 
 This is plain PyTorch with exact gradients of all inputs and tables. Every sum has a fixed order. Only the inputs of
 the forward are kept (and the probabilities of a short call), and dropout is replayed from a seed. Buffers are kept
-between calls, since new pages cost as much as the arithmetic. A second
-derivative is an error; `eager` has one.
+between calls, since new pages cost as much as the arithmetic. A second derivative is an error; `eager` has one.
 """
 
 import math
@@ -48,40 +47,51 @@ class Chunked:
         fast = call.dtype == torch.float32 and bmm_library().is_used
         alone = call.dropout > 0 or isinstance(call.mask, SlidingWindowMask) or fast
         fewest = FEWEST_SCORES // 4 if fast and (call.terms.query_table or call.terms.key_table) else FEWEST_SCORES
-        reasons = toeplitz_unsupported(call.terms, call.context)
-        if call.output_weights:
-            reasons.append("only eager returns attention weights")
-        if not _is_readable(call):
-            reasons.append("the mask is not a boolean tensor that broadcasts to (B, H, L, K)")
-        if call.terms.only_content and not alone:
-            reasons.append("there are no terms beside the content, and sdpa is faster")
-        if call.dropout > MAX_DROPOUT:
-            reasons.append(f"dropout = {call.dropout} is too close to 1")
-        if call.dtype not in DTYPES:
-            reasons.append(f"it does not compute in {call.dtype}")
-        if call.scores < fewest:
-            reasons.append(f"there are fewer than {fewest:,} scores, B·H·L·K, too few for chunks to pay")
-        return reasons
+        reasons = {
+            "only eager returns attention weights": call.output_weights,
+            "the mask is not a boolean tensor that broadcasts to (B, H, L, K)": not _is_readable(call),
+            "there are no terms beside the content, and sdpa is faster": call.terms.only_content and not alone,
+            f"dropout = {call.dropout} is too close to 1": call.dropout > MAX_DROPOUT,
+            f"it does not compute in {call.dtype}": call.dtype not in DTYPES,
+            f"there are fewer than {fewest:,} scores, B·H·L·K, too few for chunks to pay": call.scores < fewest,
+        }
+        found = [reason for reason, holds in reasons.items() if holds]
+        return toeplitz_unsupported(call.terms, call.context) + found
 
     def reads_window_only(self, call: AttentionCall) -> bool:
         """Return True: every chunk reads only the keys in the window."""
         return True
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, None]:
-        """Return the output (B, L, H, d), and None."""
+        """Return the output (B, L, H, d), contiguous, and None.
+
+        Queries with no visible key average all keys, or those of their chunk. Dropout is rounded to a multiple of
+        2^−16.
+        """
         content, query, key = content_vectors(call.query, call.key, call.terms, call.context)
-        out = chunked_attention(
-            content,
-            query,
-            key,
-            call.value[..., : call.value_size],
-            toeplitz_of(call),
-            int(call.context.start),
-            call.mask if isinstance(call.mask, SlidingWindowMask) else call.tensor_mask,
-            call.is_causal,
-            call.dropout,
+        value, terms = call.value[..., : call.value_size], toeplitz_of(call)
+        if call.dtype == torch.bfloat16 and not multiplies_bfloat16():
+            same = query is content
+            content, key, value = content.float(), key.float(), value.float()
+            query = content if same else query.float()
+            terms = terms.to(torch.float32)
+        start, drop = int(call.context.start), round(call.dropout * 65536)
+        window = call.mask if isinstance(call.mask, SlidingWindowMask) else None
+        chunked_call = ChunkedCall(
+            terms=terms.without_tensors(),
+            start=start,
+            mask=call.tensor_mask if window is None else None,
+            window=window,
+            causal=call.is_causal,
+            dropout=drop,
+            seed=int(torch.randint(1 << 62, ())) if drop else 0,
+            has_backward=torch.is_grad_enabled(),
+            far=far_offsets(content, key, terms, start) if window is None else None,
         )
-        return out, None
+        tables = (terms.query_table, terms.key_table, terms.value_table)
+        A, B, V = (None if table is None else padded(table.rows) for table in tables)
+        inputs = Inputs(content, query, key, value, A, B, terms.bias, V, terms.dense)
+        return _Chunked.apply(chunked_call, *inputs).to(call.dtype), None
 
 
 def _is_readable(call: AttentionCall) -> bool:
@@ -92,56 +102,6 @@ def _is_readable(call: AttentionCall) -> bool:
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
         return False
     return mask.dim() == 4 and mask.shape[3] == call.key.shape[2]
-
-
-def chunked_attention(
-    content: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: ToeplitzTerms,
-    start: int = 0,
-    mask: torch.Tensor | SlidingWindowMask | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-) -> torch.Tensor:
-    """Compute `formula.attend` of Toeplitz terms, without the attention weights.
-
-    Args:
-        content: q̂ + u, (B, H, L, d), on the CPU, in one of `DTYPES`. The others have its dtype.
-        query: q̂, (B, H, L, d), for A; `content` itself if there is no u.
-        key: k̂, (B, H, K, d).
-        value: (B, H, K, d); it may have another width if there is no V.
-        start: index of the first query among the keys.
-        mask: boolean, broadcastable to (B, H, L, K), True: may attend, or a SlidingWindowMask. Queries with no
-            visible key average all keys, or those of their chunk.
-        causal: whether to hide later keys; only without a mask.
-        dropout: probability of dropping an attention weight, rounded to a multiple of 2^−16, at most 1 − 2^−8.
-
-    Returns:
-        (B, L, H, d), contiguous.
-    """
-    dtype = content.dtype
-    if dtype == torch.bfloat16 and not multiplies_bfloat16():
-        same = query is content
-        content, key, value = content.float(), key.float(), value.float()
-        query = content if same else query.float()
-        terms = terms.to(torch.float32)
-    drop = round(dropout * 65536)
-    call = ChunkedCall(
-        terms=terms.without_tensors(),
-        start=start,
-        mask=mask,
-        causal=causal,
-        dropout=drop,
-        seed=int(torch.randint(1 << 62, ())) if drop else 0,
-        has_backward=torch.is_grad_enabled(),
-        far=far_offsets(content, key, terms, start) if mask is None or isinstance(mask, torch.Tensor) else None,
-    )
-    tables = (terms.query_table, terms.key_table, terms.value_table)
-    A, B, V = (None if table is None else padded(table.rows) for table in tables)
-    out = _Chunked.apply(content, query, key, value, A, B, terms.bias, V, terms.dense, call)
-    return out.to(dtype)
 
 
 def far_offsets(content: torch.Tensor, key: torch.Tensor, terms: ToeplitzTerms, start: int = 0) -> torch.Tensor | None:
@@ -187,27 +147,16 @@ def _groups(call: ChunkedCall, inputs: Inputs) -> Iterator[tuple[HeadGroup, list
 
 
 class _Chunked(torch.autograd.Function):
-    """`chunked_attention`."""
+    """The output (B, L, H, d) of a call, from its `Inputs`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        content: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        A: torch.Tensor | None,
-        B: torch.Tensor | None,
-        c: torch.Tensor | None,
-        V: torch.Tensor | None,
-        dense: torch.Tensor | None,
-        call: ChunkedCall,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, call: ChunkedCall, *tensors: Any) -> torch.Tensor:
+        inputs = Inputs(*tensors)
+        content, value = inputs.content, inputs.value
         batch, heads, length, _ = content.shape
-        inputs = Inputs(content, query, key, value, A, B, c, V, dense)
         out = content.new_empty(batch, length, heads, value.shape[3])
         generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
-        is_short = batch * heads * length * key.shape[2] * content.element_size() <= KEPT
+        is_short = batch * heads * length * value.shape[2] * content.element_size() <= KEPT
         kept: list[torch.Tensor] | None = [] if is_short and call.has_backward and any(ctx.needs_input_grad) else None
         with torch.autocast("cpu", enabled=False), fast_bmm(content):
             for group, chunks in _groups(call, inputs):
@@ -215,7 +164,7 @@ class _Chunked(torch.autograd.Function):
                     into = out[group.rows, chunk.first : chunk.first + chunk.rows, group.heads]
                     into.copy_(group.forward(chunk, generator, kept))
         ctx.save_for_backward(*inputs, *(kept or ()))
-        ctx.same, ctx.call = query is content, call
+        ctx.same, ctx.call = inputs.query is content, call
         return out
 
     @staticmethod
@@ -226,7 +175,7 @@ class _Chunked(torch.autograd.Function):
         if ctx.same:
             inputs = inputs._replace(query=inputs.content)
         keys = inputs.key.shape[2]
-        total = Gradients(inputs, ctx.needs_input_grad[8])
+        total = Gradients(inputs, needs_dense=ctx.needs_input_grad[-1])  # the last of the inputs
         d_key, d_value = torch.empty_like(inputs.key), torch.empty_like(inputs.value)
         generator = torch.Generator("cpu").manual_seed(call.seed) if call.dropout else None
         with torch.autocast("cpu", enabled=False), fast_bmm(inputs.content):
@@ -236,4 +185,4 @@ class _Chunked(torch.autograd.Function):
                     group.backward(chunk, generator, d_out.transpose(1, 2), total, next(kept, None))
                 d_key[group.rows, group.heads] = group.by_row(total.key)[:, :, :keys]
                 d_value[group.rows, group.heads] = group.by_row(total.value)[:, :, :keys]
-        return total.content, total.query, d_key, d_value, *total.of_terms(inputs), None
+        return None, total.content, total.query, d_key, d_value, *total.of_terms(inputs)

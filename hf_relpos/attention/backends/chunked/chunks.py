@@ -70,7 +70,8 @@ class ChunkedCall:
     Attributes:
         terms: the terms, without the tensors that have gradients.
         start: index of the first query among the keys.
-        mask: boolean (1 or B, 1 or H, L, K), True: may attend; the mask of an attention window; or None.
+        mask: boolean (1 or B, 1 or H, L, K), True: may attend; or None.
+        window: the mask of an attention window, in the place of `mask`; or None.
         causal: whether queries see no later key. It is only set without a mask.
         dropout: probability of dropping an attention weight, in units of 2^−16.
         seed: the seed of the dropout.
@@ -80,22 +81,13 @@ class ChunkedCall:
 
     terms: ToeplitzTerms
     start: int = 0
-    mask: torch.Tensor | SlidingWindowMask | None = None
+    mask: torch.Tensor | None = None
+    window: SlidingWindowMask | None = None
     causal: bool = False
     dropout: int = 0
     seed: int = 0
     has_backward: bool = False
     far: torch.Tensor | None = None
-
-    @property
-    def window_mask(self) -> SlidingWindowMask | None:
-        """The mask if it is that of an attention window, else None."""
-        return self.mask if isinstance(self.mask, SlidingWindowMask) else None
-
-    @property
-    def tensor_mask(self) -> torch.Tensor | None:
-        """The mask if it is a tensor, else None."""
-        return self.mask if isinstance(self.mask, torch.Tensor) else None
 
     @property
     def keep_probability(self) -> float:
@@ -113,9 +105,9 @@ class ChunkedCall:
 
 def queries_per_chunk(call: ChunkedCall, keys: int) -> int:
     """Return the number of queries in a chunk."""
-    if call.window_mask is not None:
+    if call.window is not None:
         return WINDOWED
-    mask = call.tensor_mask
+    mask = call.mask
     same_keys = not call.causal and call.far is None and (mask is None or mask.shape[2] == 1 or mask.stride(2) == 0)
     return 2 * QUERIES if same_keys and keys >= LONG else QUERIES
 
@@ -123,8 +115,8 @@ def queries_per_chunk(call: ChunkedCall, keys: int) -> int:
 def groups(call: ChunkedCall, batch: int, heads: int, queries: int, keys: int) -> tuple[list[slice], list[slice]]:
     """Return groups of rows of the batch, and groups of heads. The scores of a group are near the best size."""
     queries = min(queries, queries_per_chunk(call, keys))
-    if call.window_mask is not None:
-        keys = min(keys, queries + 2 * call.window_mask.window)
+    if call.window is not None:
+        keys = min(keys, queries + 2 * call.window.window)
     count = max(1, BUFFER // (queries * keys))
     return _alike(batch, max(1, count // (2 * heads))), _alike(heads, count)
 
@@ -180,9 +172,9 @@ def runs_of(seen: torch.Tensor, gap: int) -> tuple[tuple[int, int], ...]:
 
 def schedule(call: ChunkedCall, rows: slice, heads: slice, length: int, keys: int) -> list[QueryChunk]:
     """Return the chunks of some rows of the batch and some heads, without keys that are hidden or too far away."""
-    if call.window_mask is not None:
-        return _schedule_of_window(call.window_mask, rows)
-    mask, reach = call.tensor_mask, call.reach(heads)
+    if call.window is not None:
+        return _schedule_of_window(call.window, rows)
+    mask, reach = call.mask, call.reach(heads)
     if mask is not None:
         mask = (mask[rows] if mask.shape[0] > 1 else mask).flatten(0, 1)  # (rows · heads, L, K)
     constant = mask is not None and (mask.stride(1) == 0 or mask.shape[1] == 1)  # the same for every query: padding

@@ -83,7 +83,7 @@ class HeadGroup:
             self.near = self.c.masked_fill(self.of_heads(call.far), torch.finfo(self.c.dtype).min)
         self.allow = None if terms.allow is None else self.of_heads(terms.allow)
         self.dense = None if inputs.dense is None else self.by_head(inputs.dense)
-        self.mask = None if call.tensor_mask is None else self.by_head(call.tensor_mask)
+        self.mask = None if call.mask is None else self.by_head(call.mask)
 
     @cached_property
     def key_by_position(self) -> torch.Tensor:
@@ -122,7 +122,8 @@ class HeadGroup:
 
     def padded(self, keys: torch.Tensor) -> torch.Tensor:
         """Convert keys or values (h, r, K, d) to (g, N, d), with zeros up to the last column of any chunk."""
-        missing = rounded_up(self.keys) - self.keys if self.call.mask is None else ALIGNED - 1
+        has_mask = self.call.mask is not None or self.call.window is not None
+        missing = ALIGNED - 1 if has_mask else rounded_up(self.keys) - self.keys
         keys = pad(keys, (0, 0, 0, missing)) if missing else keys
         keys = keys.reshape(self.count, keys.shape[2], -1)
         return keys.contiguous() if has_onednn_bmm(keys.dtype) else keys
@@ -232,9 +233,8 @@ class HeadGroup:
             # with. On average, this is the requested multiple of 2^−16.
             low, rest = divmod(self.call.dropout, 256)
             least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
-            factors = workspace(
-                f"kept{index}", shape, self.key.dtype
-            )  # multiplying takes a tenth of the time of masked_fill
+            # multiplying takes a tenth of the time of masked_fill
+            factors = workspace(f"kept{index}", shape, self.key.dtype)
             drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
         return drawn_masks
 
