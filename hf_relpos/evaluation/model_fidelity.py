@@ -235,16 +235,8 @@ def fidelity(
         if size is None and mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
             masked = masked_agreement(teacher, student, windows, mask_token_id, seed)
         token, sentence = (float(torch.cat(each).mean()) for each in zip(*found, strict=True))
-        lengths.append(
-            LengthFidelity(
-                length=length,
-                windows=len(windows),
-                tokens=sum(map(len, windows)),
-                reference="teacher" if size is None else "windowed teacher",
-                token_cosine=token,
-                sentence_cosine=sentence,
-                masked=masked,
-                other_windows=float(torch.cat(others).mean()) if others else None,
-            )
-        )
+        counts = length, len(windows), sum(map(len, windows))
+        reference = "teacher" if size is None else "windowed teacher"
+        other_windows = float(torch.cat(others).mean()) if others else None
+        lengths.append(LengthFidelity(*counts, reference, token, sentence, masked, other_windows))
     return Fidelity(limit, student_limit, pooling, lengths, skipped)
