@@ -1,7 +1,7 @@
 """The scripts of the project in this process, and scripts in processes of their own, one or two that know each other.
 
 Processes are forked from a server that has imported PyTorch and Transformers once, which takes seconds in each process
-that `accelerate launch` starts. `launcher=True` is for the test that goes through `accelerate launch` itself.
+that `accelerate launch` starts.
 """
 
 import importlib
@@ -19,11 +19,6 @@ from types import ModuleType
 
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-# `--cpu` starts several processes only through MPI; this starts them with torchrun, and what is started stays on CPU
-LAUNCH = (
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
-    *("--mixed_precision", "no", "--dynamo_backend", "no"),
-)
 HAS_FORK = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
 SERVER = multiprocessing.get_context("forkserver" if HAS_FORK else "spawn")
 if HAS_FORK:
@@ -80,24 +75,17 @@ def run_code(code: str, *arguments: str | Path, status: int = 0, **settings) -> 
     return done
 
 
-def run_python(*arguments: str | Path | int, processes: int = 1, launcher: bool = False, status: int = 0) -> None:
+def run_python(*arguments: str | Path | int, processes: int = 1) -> None:
     """Run a script, or a module after `-m`, with a thread in each process.
 
     Args:
         arguments: script and its arguments.
         processes: 1, or 2 that know of each other.
-        launcher: start them with `accelerate launch`.
-        status: the exit status with which the launcher must end.
 
     Raises:
-        AssertionError: for another exit status, with what it printed.
+        AssertionError: for another exit status than 0, with what they printed.
     """
     words, env = [str(argument) for argument in arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
-    if launcher:
-        command = [sys.executable, *LAUNCH, "--num_processes", str(processes), "--main_process_port", str(free_port())]
-        done = subprocess.run([*command, *words], capture_output=True, text=True, env=env, timeout=300, check=False)
-        assert done.returncode == status, done.stdout + done.stderr
-        return
     if processes > 1:
         env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -6,6 +6,7 @@ the package: B batch, H heads, L queries, K keys, d head size.
 """
 
 import contextlib
+import io
 import json
 import math
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import safe_open
+from torch.export import Dim
 from transformers import initialization as init
 
 from hf_relpos import SCHEMES, RelPosBertConfig
@@ -56,6 +58,25 @@ def attention_by_loop(
                 out[b, h, row] = vector
                 weights[b, h, row] = np.array(powers) / total
     return out, weights
+
+
+def nothing(h: int, i: int, j: int) -> float:
+    """No vector, or no number, for any pair."""
+    return 0.0
+
+
+def with_vectors(
+    A: Callable, V: Callable = nothing, B: Callable = nothing, c: Callable = nothing
+) -> tuple[Callable, Callable]:
+    """Score [q·(k + A) + k·B + c] / √d and value v + V; A, B, V to a vector and c to a number for each (h, i, j)."""
+
+    def score(q, k, h, i, j):
+        return (q @ (k + A(h, i, j)) + (k * B(h, i, j)).sum() + c(h, i, j)) / math.sqrt(len(q))
+
+    def value(v, h, i, j):
+        return v + V(h, i, j)
+
+    return score, value
 
 
 def formula_by_loop(
@@ -189,6 +210,11 @@ def grid_ids(height: int, width: int, outside: int = 0) -> torch.Tensor:
     return torch.cat([torch.full((outside, 2), -1), inside])[None]
 
 
+def on_grid(grid: torch.Tensor) -> AttentionContext:
+    """For a single attention layer, of tokens with these rows and columns (B, L, 2)."""
+    return AttentionContext(grid.shape[1], grid.shape[1], tokens=TokenInputs(grid=grid))
+
+
 def extra_context(name: str | list[str], batch: int, length: int) -> AttentionContext:
     """The same, for a single attention layer."""
     inputs = extra_inputs(name, batch, length)
@@ -282,10 +308,33 @@ def paper_attention(layer, hidden, real, score, value=None) -> tuple[np.ndarray,
 
 @torch.no_grad()
 def layer_error(layer, hidden, real, score, value=None, context=None) -> float:
-    """Largest difference between the layer and the paper, over outputs and weights."""
-    out, weights = layer(hidden, attention_mask=real[:, None, None, :], context=context)
-    expected_out, expected_weights = paper_attention(layer, hidden, real, score, value)
-    return max(np.abs(array(out) - expected_out).max(), np.abs(array(weights) - expected_weights).max())
+    """Largest difference between the layer and the paper, over outputs and weights; of a query without keys, zeros."""
+    found = layer(hidden, attention_mask=real[:, None, None, :], context=context)
+    expected = map(np.nan_to_num, paper_attention(layer, hidden, real, score, value))
+    return max(np.abs(array(one) - other).max() for one, other in zip(found, expected, strict=True))
+
+
+def onnx_program(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.onnx.ONNXProgram:
+    """The graph of a model for inputs in the order of its forward; their first dimension and last may be any."""
+    dims = {0: Dim("batch"), inputs["input_ids"].dim() - 1: Dim("length")}
+    how = {"input_names": list(inputs), "dynamic_shapes": [dims] * len(inputs)}
+    with contextlib.redirect_stdout(io.StringIO()):
+        return torch.onnx.export(model, tuple(inputs.values()), dynamo=True, verbose=False, **how)
+
+
+def onnx_runner(program: torch.onnx.ONNXProgram) -> Callable[..., torch.Tensor]:
+    """Runs a graph by onnxruntime: inputs by name to the first output."""
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = 1
+    session = InferenceSession(program.model_proto.SerializeToString(), options)
+
+    def run(**inputs: torch.Tensor) -> torch.Tensor:
+        feed = {each.name: inputs[each.name].numpy() for each in session.get_inputs()}
+        return torch.from_numpy(session.run(None, feed)[0])
+
+    return run
 
 
 @contextlib.contextmanager

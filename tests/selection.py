@@ -17,7 +17,6 @@ files that are marked with a tier, or have the fixture `hub`. All others are the
 import dataclasses
 import fnmatch
 import functools
-import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
@@ -112,18 +111,11 @@ def kinds(scheme: str) -> frozenset[str]:
 def cover(features: Sequence[Iterable[Hashable]]) -> list[int]:
     """Indices of cases that together have every feature that any case has: a greedy set cover, ascending."""
     cases = [frozenset(each) for each in features]
-    missing = set().union(*cases)
-    heap = [(-len(case), index) for index, case in enumerate(cases)]
-    heapq.heapify(heap)
-    kept = []
+    missing, kept = set().union(*cases), []
     while missing:
-        _, index = heapq.heappop(heap)
-        gain = len(cases[index] & missing)
-        if heap and -gain > heap[0][0]:  # the number was of an earlier round
-            heapq.heappush(heap, (-gain, index))
-            continue
-        missing -= cases[index]
-        kept.append(index)
+        best = max(range(len(cases)), key=lambda index: len(cases[index] & missing))
+        missing -= cases[best]
+        kept.append(best)
     return sorted(kept)
 
 

@@ -1,7 +1,6 @@
 """What a conversion leaves for people: the model card, the pictures, and what the report says in the terminal."""
 
 import json
-import os
 import re
 from dataclasses import replace
 
@@ -9,9 +8,8 @@ import pytest
 import torch
 from folders import edit
 from huggingface_hub import InferenceClient, ModelCard
-from launching import run_code
 from oracles import stir, tiny_sizes
-from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
 from transformers.pipelines import PIPELINE_REGISTRY
 from typer.testing import CliRunner
 
@@ -19,44 +17,26 @@ import hf_relpos
 from hf_relpos.cli import app
 from hf_relpos.conversion import METHODS, convert
 from hf_relpos.conversion.card import command, model_card, source_metadata
-from hf_relpos.demo import CHECKPOINT
+from hf_relpos.demo import CHECKPOINT, read_text
 from hf_relpos.evaluation import Fidelity
 from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
-WORDS += [first + second for first in "bdfghklmnprst" for second in ("a", "e", "i", "o", "u")]
 # Few enough for a test.
 OPTIONS = {"steps": 4, "batch_tokens": 256, "distil_tokens": 1500}
-
-
-def write_text(path, letters="bdfghklmnprst", paragraphs=150):
-    """Paragraphs of nine words, each word followed by one that it decides."""
-    words = [word for word in WORDS[6:] if word[0] in letters]
-    lines = []
-    for number in range(paragraphs):
-        at = number
-        line = []
-        for _ in range(9):
-            line += [words[at % len(words)], words[(7 * at + 3) % len(words)]]
-            at = 5 * at + 1 + number
-        lines.append(" ".join(line) + ".")
-    path.write_text("\n\n".join(lines))
-    return path
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """A tiny BERT with a tokenizer, a card of its own and a text to learn from."""
-    folder = tmp_path_factory.mktemp("card")
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    folder, tokenizer = tmp_path_factory.mktemp("card"), AutoTokenizer.from_pretrained(CHECKPOINT)
     torch.manual_seed(0)
-    sizes = tiny_sizes(vocab_size=len(WORDS), max_position_embeddings=32, initializer_range=0.2)
+    sizes = tiny_sizes(vocab_size=len(tokenizer), max_position_embeddings=32, initializer_range=0.2)
     stir(BertForMaskedLM(BertConfig(**sizes))).save_pretrained(folder / "stock")
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "stock")
+    tokenizer.save_pretrained(folder / "stock")
     card = "---\nlicense: mit\nlanguage: [en, de]\npipeline_tag: fill-mask\n---\n# Theirs\n"
     (folder / "stock" / "README.md").write_text(card)
-    write_text(folder / "text.txt")
+    (folder / "text.txt").write_text("\n\n".join(read_text("train")[:150]), encoding="utf-8")
     return folder / "stock"
 
 
@@ -133,6 +113,10 @@ def test_what_a_result_can_and_cannot_do(source, tmp_path):
     ids = torch.ones(1, 129, dtype=torch.long)
     kept = convert(source, tmp_path / "kept")
     assert re.search(r"reads at most 32 tokens, .*length=128", kept.notes[0])
+    text = card_of(tmp_path / "kept").text
+    assert f"{kept.difference:.1e}" in text and "32 tokens" in text
+    assert "Adapters" not in text and "learnt" not in text
+    assert kept.verdict is None and kept.fidelity is None and "Verdict" not in str(kept)
     with pytest.raises(ValueError, match="max_position_embeddings"):
         AutoModel.from_pretrained(tmp_path / "kept")(ids)
     dropped = convert(source, tmp_path / "dropped", method="drop")
@@ -149,21 +133,7 @@ def test_what_the_card_says_loads(learnt):
     scope = {}
     exec(code, scope)
     assert type(scope["model"]).__name__ == report.converted_to
-    assert len(scope["tokenizer"]) == len(WORDS)
-
-
-@pytest.mark.slow
-def test_what_the_card_says_loads_elsewhere_without_a_question(learnt, tmp_path):
-    out, report = learnt
-    code = f"""
-import sys
-sys.modules["hf_relpos"] = None
-{snippets(out)[0]}
-assert type(model).__name__ == {report.converted_to!r} and len(tokenizer) == {len(WORDS)}
-"""
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = run_code(code, cwd=tmp_path, env=environment, timeout=600)
-    assert not done.stdout  # where the question would stand
+    assert scope["tokenizer"].vocab_size == scope["model"].config.vocab_size
 
 
 def test_the_card_of_a_sentence_encoder(source, tmp_path):
@@ -198,31 +168,9 @@ def test_conversion_json_holds_it_all(learnt):
     out, report = learnt
     written = json.loads((out / "conversion.json").read_text())
     assert written == json.loads(json.dumps(report.to_dict()))
-    assert written["arguments"] == {
-        "method": "distil",
-        "position_embedding_type": "tables",
-        "position_options": {"out_of_range": "zero"},
-        "method_options": OPTIONS,
-        "texts": ["text.txt"],
-        "seed": 3,
-    }
     assert written["method_options"]["steps"] == OPTIONS["steps"] and written["method_options"]["pairs"] is None
     assert Fidelity.from_dict(written["details"]["fidelity"]) == report.fidelity
     assert report.verdict in str(report)
-
-
-def test_a_note_on_what_takes_every_tensor_is_short(learnt):
-    _, report = learnt
-    (step,) = [step for step in report.steps if step.target is None]
-    assert step.note.startswith("into bert.embeddings.") and step.note.endswith(" more") and len(step.note) < 250
-
-
-def test_the_card_of_an_exact_conversion(source, tmp_path):
-    report = convert(source, tmp_path / "out")
-    text = card_of(tmp_path / "out").text
-    assert f"{report.difference:.1e}" in text and "32 tokens" in text
-    assert "Adapters" not in text and "learnt" not in text
-    assert report.verdict is None and report.fidelity is None and "Verdict" not in str(report)
 
 
 def test_the_card_of_what_was_not_measured(source, tmp_path):
@@ -283,16 +231,19 @@ def test_the_card_of_a_model_of_the_hub_names_it(learnt):
 
 
 def test_documents_from_python_have_no_name(source, tmp_path):
-    documents = (source.parent / "text.txt").read_text().split("\n\n")
+    """A generator of them serves every part."""
+    documents = (each for each in (source.parent / "text.txt").read_text(encoding="utf-8").split("\n\n"))
     with pytest.warns(UserWarning, match="only .* tokens"):
         report = convert(source, tmp_path / "out", method="distil", texts=documents, method_options=OPTIONS)
+    assert report.details["distillation"]["tokens"] > 0 and report.fidelity.lengths
     assert report.arguments["texts"] == [] and "texts=documents" in command(report)
     assert "documents given in Python" in card_of(tmp_path / "out").text
 
 
 def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    other = write_text(tmp_path / "other.txt", letters="bxyz", paragraphs=60)
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(read_text("eval")[:60]), encoding="utf-8")
     words = ["convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw", "--seed", "1", "--text"]
     words += [source.parent / "text.txt", "--text", other, "--method-option", "steps=2"]
     result = CliRunner().invoke(app, [str(word) for word in (*words, "--method-option", "batch_tokens=256")])

@@ -13,7 +13,6 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
-import shellingham
 import torch
 import typer
 from folders import edit
@@ -105,13 +104,6 @@ def test_convert_by_default_keeps_and_says_how_exactly(source, tmp_path):
     assert "keep" in result.output and "relative_key" in result.output and f"{difference:.1e}" in result.output
 
 
-def test_overwrite(source, tmp_path):
-    assert run("convert", source, tmp_path / "out").exit_code == 0
-    refused = run("convert", source, tmp_path / "out")
-    assert refused.exit_code == 2 and "--overwrite" in refused.stderr
-    assert run("convert", source, tmp_path / "out", "--overwrite", "--method", "drop").exit_code == 0
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -124,6 +116,7 @@ def test_overwrite(source, tmp_path):
         (["--method", "distil"], "--method 'distil' requires `texts` (--text"),
         (["--method", "keep", "--text", "some.txt"], "--text 'some.txt': there is no such file"),
         (["--method", "keep", "--text", __file__], "ends in '.py'"),
+        (["--method", "distil", "--text", ""], "--text '' is not a path"),
         (["--architecture", "GPT2"], "--architecture 'GPT2'"),
         (["--revision", "main"], "--revision 'main'"),
         (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
@@ -144,13 +137,6 @@ def test_parse_options():
     assert parsed == {"clip": 32, "mode": "log", "none": None, "yes": True, "empty": "", "equal": "a=b"}
 
 
-def test_the_help_names_every_method():
-    result = run("convert", "--help")
-    assert result.exit_code == 0
-    for name in METHODS:
-        assert re.search(rf"\b{re.escape(name)}\b", result.output), name
-
-
 @pytest.mark.parametrize("name", ["convert", "export", "optimize", "run", "compare"])
 def test_the_help_has_examples_that_are_read_and_two_groups(name, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -161,6 +147,7 @@ def test_the_help_has_examples_that_are_read_and_two_groups(name, tmp_path, monk
     command = typer.main.get_command(app).commands[name]
     examples = [line for line in command.help.splitlines() if line.startswith("hf-relpos ")]
     assert "Advanced options" in shown and len(examples) in (2, 3)
+    assert name != "convert" or METHODS.keys() <= {*re.findall(r"\w+", shown)}
     for example in examples:
         assert any(line.strip(" │") == example for line in shown.splitlines()), example  # whole, on a line
         program, called, *words = shlex.split(example)
@@ -197,7 +184,6 @@ def test_schemes(monkeypatch):
     assert result.exit_code == 0
     rows = [line for line in result.output.splitlines() if line.strip() and line.split()[0] in SCHEMES]
     assert [row.split()[0] for row in rows][:2] == ["harmonic", "relative_key"]  # by use
-    assert max(map(len, result.output.splitlines())) <= 80
     said = {row.split()[0]: row for row in rows}
     assert re.search(r"yes +computed +yes", said["harmonic"]) and re.search(
         r"yes +last row +yes", said["relative_key"]
@@ -254,12 +240,8 @@ def test_interrupted_says_so(source, tmp_path):
     assert done.stderr.splitlines()[-1].startswith("Interrupted: ") and not list(tmp_path.iterdir())
 
 
-def test_version_and_completion(monkeypatch):
+def test_version():
     assert run("--version").output == f"{hf_relpos.__version__}\n"
-    # which shell it is run from; there is none in the processes of a runner
-    monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
-    shown = run("--show-completion")
-    assert shown.exit_code == 0 and "_COMPLETE=complete_bash" in shown.output
 
 
 def test_inspect(source, tmp_path):
@@ -352,8 +334,3 @@ def test_the_nearest_name_is_said(source, tmp_path):
         assert result.exit_code == 2 and words in result.stderr
     result = run("convert", tmp_path / "[none]", tmp_path / "out")
     assert result.exit_code == 2 and f"{tmp_path / '[none]'}" in result.stderr
-
-
-def test_a_text_without_a_name_is_not_this_folder(source, tmp_path):
-    result = run("convert", source, tmp_path / "out", "--method", "distil", "--text", "")
-    assert result.exit_code == 2 and "Error: --text '' is not a path" in result.stderr

@@ -135,8 +135,7 @@ def test_a_report_that_cannot_be_written(tmp_path, monkeypatch, check):
 
     monkeypatch.setattr(Path, "touch", refuse)
     monkeypatch.setattr(Path, "write_text", refuse)
-    with pytest.raises(
-        ValueError, match=r"--json .*out\.json: could not be written \(Read-only.*give a file elsewhere"
-    ):
+    words = r"--json .*out\.json: could not be written \(Read-only.*give a file elsewhere"
+    with pytest.raises(ValueError, match=words):
         check(tmp_path / "out.json")
     assert list(tmp_path.iterdir()) == []

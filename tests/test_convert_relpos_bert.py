@@ -159,7 +159,7 @@ def test_a_relative_source_is_distilled(tmp_path, source):
 def test_distil_to_the_same_scheme_is_refused(tmp_path):
     arguments = {"method": "distil", "position_embedding_type": "tables", "texts": write_texts(tmp_path)}
     own(tmp_path / "one", "tables")
-    with pytest.raises(ConversionError, match="the source has these positions already"):
+    with pytest.raises(ConversionError, match="the source has it already"):
         convert(tmp_path / "one", tmp_path / "two", **arguments)
     own(tmp_path / "three", "tables", absolute_position_embeddings=True)
     with pytest.raises(ConversionError, match="has this scheme already and keeps it"):

@@ -16,6 +16,7 @@ from errors import raises
 from folders import contents, edit
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
+from selection import with_full
 from stock import errors, in_float64, random_model
 from transformers import BertTokenizer, DebertaConfig, DebertaV2Config
 from transformers.models.deberta_v2 import modeling_deberta_v2
@@ -43,16 +44,10 @@ INPUTS = [(False, 0, 24, "left", 3), (False, 2, 24, "right", 1), (True, 0, 10, "
 V3 = {**BOTH, "share_att_key": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm"}
 
 
-def stock_model(kind, suffix="Model", dtype=torch.float32, **fields):
-    """A tiny stock model, every parameter of which has an effect where it can."""
-    sizes = tiny_sizes(vocab_size=WORDS, intermediate_size=20, max_position_embeddings=POSITIONS)
-    return random_model(kind, FAMILIES[kind].class_prefixes[0] + suffix, **{**sizes, **fields}).to(dtype)
-
-
 def saved(folder, kind, suffix="Model", **fields):
-    model = stock_model(kind, suffix, **fields)
-    model.save_pretrained(folder)
-    return model, folder
+    """A tiny stock model, every parameter of which has an effect where it can, and the folder that it is saved in."""
+    sizes = tiny_sizes(vocab_size=WORDS, intermediate_size=20, max_position_embeddings=POSITIONS)
+    return random_model(kind, FAMILIES[kind].class_prefixes[0] + suffix, folder, **{**sizes, **fields}), folder
 
 
 def read(folder, suffix="Model", **arguments):
@@ -227,16 +222,13 @@ def test_a_repository_of_the_hub(tmp_path, hub):
     """Safetensors in a subfolder, and a pickle alone, which Transformers reads, too; neither brings anything else."""
     stock, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM", **V3)
     torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    config, pickled = (
-        {"config.json": (folder / "config.json").read_bytes()},
-        (tmp_path / "pytorch_model.bin").read_bytes(),
-    )
+    config, pickled = (folder / "config.json").read_bytes(), (tmp_path / "pytorch_model.bin").read_bytes()
     hub.put("user/inside", {f"v3/{name}": data for name, data in contents(folder).items()} | {"tf_model.h5": b"large"})
-    hub.put("user/pickle", {**config, "pytorch_model.bin": pickled, "flax_model.msgpack": b"large"})
+    hub.put("user/pickle", {"config.json": config, "pytorch_model.bin": pickled, "flax_model.msgpack": b"large"})
     stock.save_pretrained(tmp_path / "variant", variant="fp16", max_shard_size="20KB")
     others = {"model.safetensors": b"others", "pytorch_model.bin": b"others"}
     hub.put("user/variant", {**contents(tmp_path / "variant"), **others})
-    hub.put("user/pickled-variant", {**config, "pytorch_model.fp16.bin": pickled, **others})
+    hub.put("user/pickled-variant", {"config.json": config, "pytorch_model.fp16.bin": pickled, **others})
     ids = torch.arange(6)[None]
     torch.save(stock(ids).logits.detach(), tmp_path / "logits.pt")
     hub.run(
@@ -286,6 +278,21 @@ def test_a_missing_table_is_not_random(tmp_path):
     del tensors["encoder.rel_embeddings.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="rel_embeddings"):
+        read(folder)
+
+
+def test_two_spellings_of_one_tensor_are_refused(tmp_path):
+    """Of a head only where it is read."""
+    _, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM")
+    tensors = load_file(folder / "model.safetensors")
+    head = {"lm_predictions.lm_head.bias": tensors["cls.predictions.bias"].clone()}
+    save_file({**tensors, **head}, folder / "model.safetensors", {"format": "pt"})
+    read(folder)
+    with raises(ValueError, "cls.predictions.bias", "lm_predictions.lm_head.bias", "two spellings", "remove one"):
+        read(folder, "ForMaskedLM")
+    word = "deberta.embeddings.word_embeddings.weight"
+    save_file({**tensors, f"module.{word}": tensors[word].clone()}, folder / "model.safetensors", {"format": "pt"})
+    with raises(ValueError, word, f"module.{word}", "two spellings", "remove one"):
         read(folder)
 
 
@@ -348,8 +355,7 @@ def test_what_cannot_be_written_back(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("buckets", [*range(2, 40), 64, 100, 128, 256])
+@pytest.mark.parametrize("buckets", with_full([256], [*range(2, 40), 64, 100, 128]))
 def test_log_buckets_are_those_of_transformers(buckets):
     distances = torch.arange(-1100, 1101)
     for span in (*range(4, 64), 100, 128, 200, 256, 400, 512, 600, 1000, 1024):

@@ -1,7 +1,6 @@
 """The training recipes, scripts/examples/run_*.py, end to end on the demo's BERT and novels, and what they refuse."""
 
 import json
-import lzma
 import math
 import re
 import shutil
@@ -30,7 +29,7 @@ from transformers import (
 
 import hf_relpos
 from hf_relpos.data.records import iterate_records
-from hf_relpos.demo import CHECKPOINT
+from hf_relpos.demo import CHECKPOINT, read_text
 
 
 NAMES = {"Leo", "Job", "Ayesha", "Billali", "Ustane", "Vincey", "Holly", "Silver", "Livesey", "Trelawney", "Smollett"}
@@ -39,8 +38,7 @@ SHORT = ("--max_seq_length", 48, "--per_device_train_batch_size", 8, "--learning
 
 
 def paragraphs(part):
-    text = lzma.decompress((CHECKPOINT.parent / "text" / f"{part}.txt.xz").read_bytes()).decode()
-    return [line for line in text.split("\n") if 120 < len(line) < 400]
+    return [line for line in read_text(part) if 120 < len(line) < 400]
 
 
 def write_lines(path, records):
@@ -241,17 +239,6 @@ def test_a_tagger_learns(data, relative, tmp_path):
     assert set(AutoConfig.from_pretrained(tmp_path).label2id) == {"O", "B-PER", "I-PER"}
 
 
-def test_every_word_of_a_long_sentence_is_measured(data, tmp_path, monkeypatch):
-    """Rows of 8 tokens: the labels that are measured are the tags of the file, each once and in order."""
-    script, seen = import_script("run_ner"), []
-    monkeypatch.setattr(script, "entity_scores", lambda truth, guess: seen.append(truth) or {"f1": 0.0})
-    run = ("--do_train", "--do_eval", "--max_steps", 1, "--max_train_samples", 8, "--max_eval_samples", 5)
-    train("run_ner", data, tmp_path / "out", "conll", *run, "--max_seq_length", 8)
-    sentences = (data / "dev.conll").read_text().split("\n\n")[:5]
-    tags = [line.split("\t")[1] for sentence in sentences for line in sentence.splitlines()]
-    assert [tag for row in seen[0] for tag in row] == tags and "B-PER" in tags
-
-
 def test_tags_are_predicted_one_for_each_word(data, relative, tmp_path):
     """Also of sentences in several pieces and words without tokens, with tags in the file and without."""
     sentences = [
@@ -362,16 +349,23 @@ def test_answers_are_learnt_and_written(data, relative, tmp_path):
     """To questions with known answers, and to the same ones without, of JSON lines and of SQuAD's JSON."""
     rows = [json.loads(line) for line in (data / "dev.jsonl").read_text().splitlines()]
     write_lines(tmp_path / "bare.jsonl", [{key: row[key] for key in ("id", "question", "context")} for row in rows])
-    squad = [{"context": row["context"], "qas": [{"id": row["id"], "question": row["question"]}]} for row in rows]
-    (tmp_path / "bare.json").write_text(json.dumps({"data": [{"paragraphs": squad}]}))
+    for name in ("known.json", "bare.json"):
+        paragraphs = []
+        for row in rows:
+            asked = {"id": row["id"], "question": row["question"]}
+            if name == "known.json":
+                asked["answers"] = [{key: values[0] for key, values in row["answers"].items()}]
+            paragraphs.append({"context": row["context"], "qas": [asked]})
+        (tmp_path / name).write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     size = ("--max_seq_length", 64, "--doc_stride", 16, "--per_device_train_batch_size", 8, "--do_predict")
-    run = ("--do_train", "--do_eval", "--max_steps", 40, "--learning_rate", "2e-3", "--test_file", data / "dev.jsonl")
+    run = ("--do_train", "--do_eval", "--max_steps", 40, "--learning_rate", "2e-3")
+    run = (*run, "--test_file", tmp_path / "known.json")
     found = train("run_qa", data, tmp_path / "out", "jsonl", *run, *size, model=relative)
     assert found["eval_f1"] > 30 and found["eval_exact_match"] <= found["eval_f1"]
     answers, evaluated = (
         json.loads((tmp_path / "out" / f"{split}_predictions.json").read_text()) for split in ("predict", "eval")
     )
-    assert evaluated == answers  # of the same file
+    assert evaluated == answers  # of the same questions
     exact = [answers[row["id"]].lower() == row["answers"]["text"][0].lower() for row in rows]
     assert found["predict_exact_match"] == pytest.approx(100 * np.mean(exact), abs=1e-3)
     assert all(answers[row["id"]] in row["context"] for row in rows) and len(answers) == len(rows)
@@ -380,20 +374,6 @@ def test_answers_are_learnt_and_written(data, relative, tmp_path):
         again = recipe("run_qa", *test, *size, "--output_dir", tmp_path / name[4:])
         assert not {"predict_f1", "predict_exact_match", "predict_loss"} & set(again)
         assert json.loads((tmp_path / name[4:] / "predict_predictions.json").read_text()) == answers
-
-
-@pytest.mark.parametrize("answers", [[{"text": "Ann", "answer_start": 0}], []])
-def test_files_of_squad(tmp_path, answers):
-    """Version 1.1 has the context first, 2.0 the questions, which may have no answer."""
-    asked = {"id": "a", "question": "Who?", "answers": answers}
-    paragraph = {"context": "Ann sat.", "qas": [asked]}
-    if not answers:
-        paragraph = {"qas": [{**asked, "is_impossible": True}], "context": "Ann sat."}
-    (tmp_path / "a.json").write_text(
-        json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]})
-    )
-    (row,) = import_script("run_qa").read_questions(str(tmp_path / "a.json"), ["id", "question", "context", "answers"])
-    assert row["context"] == "Ann sat." and row["answers"]["text"] == [each["text"] for each in answers]
 
 
 def test_questions_without_an_answer():
@@ -727,22 +707,10 @@ def test_flags_from_a_file(data, tmp_path):
             import_script("run_mlm").main([tmp_path / "flags.json"])
 
 
-@pytest.mark.parametrize(
-    "tags, entities",
-    [
-        ("O O", set()),
-        ("B-a I-a O B-b", {("a", 0, 2), ("b", 3, 4)}),
-        ("B-a B-a I-a", {("a", 0, 1), ("a", 1, 3)}),
-        ("B-a I-b I-b", {("a", 0, 1), ("b", 1, 3)}),  # I- of another type begins an entity
-        ("O I-a I-a", {("a", 1, 3)}),
-        ("B-x-y I-x-y", {("x-y", 0, 2)}),
-    ],
-)
-def test_entity_scores(tags, entities):
-    scores, truth = import_script("recipes.scores").entity_scores, ["O"] * len(tags.split())
-    for kind, start, end in entities:
-        truth[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
-    assert set(scores([truth], [tags.split()]).values()) == ({100.0} if entities else {0.0})
-    truth, guess = ["B-a I-a O B-b".split(), "O B-a".split()], ["B-a I-a O B-a".split(), "O O".split()]
-    # one right, one of the wrong type, one missed
+def test_entity_scores():
+    """One entity is right, one of the wrong type, one missed; I- of another type begins an entity."""
+    scores = import_script("recipes.scores").entity_scores
+    truth, guess = [["B-a", "I-a", "O", "B-b"], ["O", "B-a"]], [["B-a", "I-a", "O", "B-a"], ["O", "O"]]
     assert scores(truth, guess) == pytest.approx({"precision": 50, "recall": 100 / 3, "f1": 40})
+    assert set(scores([["B-a", "B-b"]], [["B-a", "I-b"]]).values()) == {100.0}
+    assert set(scores([["O"]], [["O"]]).values()) == {0.0}

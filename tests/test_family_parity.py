@@ -4,20 +4,16 @@ DeBERTa has more options, in test_deberta_checkpoints.py. What is measured is re
 `scripts/maintenance/family_parity.py`, which writes it down.
 """
 
-import contextlib
 import filecmp
-import io
 import json
 
-import onnxruntime
 import pytest
 import torch
 from folders import edit
-from oracles import tiny_sizes
+from oracles import onnx_program, onnx_runner, tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import errors, in_float64, random_model
 from test_deberta_checkpoints import BOTH
-from torch.export import Dim
 
 from hf_relpos import convert, export_checkpoint
 from hf_relpos.conversion import ConversionError
@@ -117,28 +113,13 @@ def test_onnx(kind, name, tmp_path, measured):
     model = our_class(kind, name).from_pretrained(tmp_path).eval()
     model.config.use_cache = False
     inputs, real = batch(name)
-    rank = real.dim()
-    sizes = {0: Dim("batch"), rank - 1: Dim("length")}
-    with contextlib.redirect_stdout(io.StringIO()):
-        program = torch.onnx.export(
-            model,
-            tuple(inputs.values()),
-            dynamo=True,
-            input_names=list(inputs),
-            dynamic_shapes=[sizes, sizes, sizes],
-            verbose=False,
-        )
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    worst = 0.0
+    by_onnx, worst = onnx_runner(onnx_program(model, inputs)), 0.0
     for length in (11, 23):
         ids = torch.randint(6, 50, (*real.shape[:-1], length))
         run = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.ones_like(ids)}
         with torch.no_grad():
             expected = model(**run)[0]
-        got = torch.from_numpy(
-            session.run(None, {each.name: run[each.name].numpy() for each in session.get_inputs()})[0]
-        )
-        worst = max(worst, float((got - expected).abs().max() / expected.abs().max()))
+        worst = max(worst, float((by_onnx(**run) - expected).abs().max() / expected.abs().max()))
     measured(onnx=worst)
     assert worst <= 1e-5
 

@@ -21,11 +21,8 @@ from hf_relpos.attention.toeplitz import to_toeplitz
 
 BATCH, HEADS, SIZE, SCALE = 2, 3, 4, 0.37
 LETTERS = ("A", "B", "u", "c", "c_outer", "V")
-FIELDS = {
-    **TABLE_FIELDS,
-    "u": "content_bias",
-    "c_outer": "bias",
-}  # of Terms, by the letters that tests are named after
+# of Terms, by the letters that tests are named after
+FIELDS = {**TABLE_FIELDS, "u": "content_bias", "c_outer": "bias"}
 COMBINATIONS = [
     frozenset(chosen) for count in range(len(LETTERS) + 1) for chosen in itertools.combinations(LETTERS, count)
 ]
@@ -163,13 +160,11 @@ def test_masks(kind, floor):
     if floor is not None:
         added = torch.randn(allowed.shape, dtype=torch.float64)
         mask = added.masked_fill(~allowed, floor)
-    compare(
-        *random_terms(ALL, shared=False),
-        length=6,
-        keys=6,
-        mask=mask,
-        plain_mask=lambda b, h, i, j: added[b, h, i, j].item() if allowed[b, h, i, j] else -math.inf,
-    )
+
+    def plain_mask(b, h, i, j):
+        return added[b, h, i, j].item() if allowed[b, h, i, j] else -math.inf
+
+    compare(*random_terms(ALL, shared=False), length=6, keys=6, mask=mask, plain_mask=plain_mask)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"])
@@ -269,16 +264,9 @@ def test_nothing_of_size_length_times_keys_times_d(shared):
         return (Table(torch.randn(table_heads, rows, *tail, requires_grad=True), lambda r: r + length - 1),)
 
     query, key, value = (torch.randn(batch, heads, length, size, requires_grad=True) for _ in range(3))
-    u = torch.randn(heads, size, requires_grad=True)
-    terms = Terms(
-        scale=size**-0.5,
-        query_table=table(size),
-        key_table=table(size),
-        content_bias=u,
-        scaled_bias=table(),
-        bias=table(),
-        value_table=table(size),
-    )
+    tables = {field: table(size) for field in ("query_table", "key_table", "value_table")}
+    tables |= {field: table() for field in ("scaled_bias", "bias")}
+    terms = Terms(scale=size**-0.5, content_bias=torch.randn(heads, size, requires_grad=True), **tables)
     limit = batch * heads * length * max(length, rows)
     with LargestTensor() as seen:
         out, _ = attend(query, key, value, terms, AttentionContext(length, length))

@@ -26,6 +26,8 @@ JSON = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
     max_leaves=5,
 )
+TOKENS = st.text(st.sampled_from("aB-IOES \t\n#x1\u3000"), max_size=80)
+PAIRS = ("score", "sentence1", "sentence2")
 DEEP = st.integers(0, 3000).map(lambda depth: "[" * depth + "]" * depth)
 
 
@@ -64,48 +66,46 @@ def is_text(value):
     return isinstance(value, str) and value.encode() is not None and "\0" not in value
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".tsv", ".csv"])
-def test_documents(folder, suffix):
-    contents = {".txt": LINES, ".jsonl": records("text"), ".tsv": tables("text"), ".csv": tables("text", "n")}
+def has_texts(path):
+    return all(is_text(text) and text.strip() for text in read_texts(path))
 
-    @examples(few=30)
-    @given(damaged(contents[suffix]))
+
+def has_pairs(path):
+    return all(record.keys() == {*PAIRS} for record in iterate_records(path, PAIRS))
+
+
+def has_tags(path):
+    for words, tags in CONLL.read_conll(path):
+        assert len(words) == len(tags) > 0 and all(map(CONLL.TAG.fullmatch, tags))
+    return True
+
+
+# Files, what is damaged in them, what is right of what is read, and the error that they may end in.
+FILES = {
+    "a.txt": (LINES, has_texts, TextError),
+    "a.jsonl": (records("text"), has_texts, TextError),
+    "a.tsv": (tables("text"), has_texts, TextError),
+    "a.csv": (tables("text", "n"), has_texts, TextError),
+    "pairs.jsonl": (records(*PAIRS), has_pairs, ValueError),
+    "pairs.tsv": (tables(*PAIRS), has_pairs, ValueError),
+    "pairs.csv": (tables(*PAIRS), has_pairs, ValueError),
+    "a.conll": (TOKENS, has_tags, ValueError),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_read_any_file(folder, name):
+    contents, is_right, error = FILES[name]
+
+    @examples(few=30, share=0.75)
+    @given(damaged(contents))
     def run(file):
-        path = folder / f"a{suffix}{file[0]}"
+        path = folder / f"{name}{file[0]}"
         path.write_bytes(file[1])
-        with attempt("text files", TextError, names=str(path)):
-            found = list(read_texts(path))
-            assert all(is_text(text) and text.strip() for text in found)
+        with attempt("text files" if error is TextError else "data sets", error, names=str(path)):
+            assert is_right(path)
 
     run()
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".tsv", ".csv"])
-def test_data_sets(folder, suffix):
-    fields = ("score", "sentence1", "sentence2")
-
-    @examples(few=20, share=0.3)
-    @given(damaged(records(*fields) if suffix == ".jsonl" else tables(*fields)))
-    def run(file):
-        path = folder / f"pairs{suffix}{file[0]}"
-        path.write_bytes(file[1])
-        with attempt("data sets", ValueError, names=str(path)):
-            assert all(record.keys() == set(fields) for record in iterate_records(path, fields))
-
-    run()
-
-
-TOKENS = st.text(st.sampled_from("aB-IOES \t\n#x1\u3000"), max_size=80)
-
-
-@examples(few=30)
-@given(damaged(TOKENS))
-def test_tagged_sentences(folder, file):
-    path = folder / f"a.conll{file[0]}"
-    path.write_bytes(file[1])
-    with attempt("data sets", ValueError, names=str(path)):
-        for words, tags in CONLL.read_conll(path):
-            assert len(words) == len(tags) > 0 and all(map(CONLL.TAG.fullmatch, tags))
 
 
 @examples(few=30)

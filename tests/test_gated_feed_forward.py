@@ -330,7 +330,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("folder, change, names", REFUSED, ids=str)
+@pytest.mark.parametrize("folder, change, names", REFUSED)
 def test_refused(tmp_path, folder, change, names):
     copy = source(tmp_path, folder, **({} if callable(change) else change))
     if callable(change):

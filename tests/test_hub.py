@@ -95,13 +95,9 @@ def load_all(repos, **options):
     # every (Auto class, repository, revision) of the plan
     for auto, repo, revision in repos:
         key = f"{auto} {repo} {revision}"
-        try:
-            model, info = getattr(transformers, auto).from_pretrained(
-                repo, revision=revision, output_loading_info=True, **options
-            )
-        except Exception as error:
-            notes[key] = {"error": f"{type(error).__name__}: {error}"}
-            continue
+        model, info = getattr(transformers, auto).from_pretrained(
+            repo, revision=revision, output_loading_info=True, **options
+        )
         outputs[key] = run(model)
         notes[key] = {"module": type(model).__module__, "class": type(model).__name__,
                       "missing": sorted(info["missing_keys"])}
@@ -181,9 +177,6 @@ notes["fill"] = fill("the [MASK] sat")[0]["sequence"]
 model = AutoModelForSequenceClassification.from_pretrained(plan["main"], num_labels=3, **remote)
 train(model, tokenizer, "user/tuned-elsewhere", 1)
 push(AutoModelForMaskedLM.from_pretrained(plan["main"], **remote), "user/saved-elsewhere")
-notes["unknown"] = error(
-    AutoModelForMaskedLM.from_pretrained, plan["main"], position_embedding_type="transformer_xl", **remote
-)
 config = AutoConfig.from_pretrained(plan["main"], **remote)
 model = AutoModelForMaskedLM.from_config(config, **remote)
 push(model, "user/fresh-elsewhere")
@@ -261,8 +254,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str):
     """That process loaded the right class and got what the pusher got: from the head too, if it was saved."""
     key = f"{auto} {repo} {revision}"
-    notes, outputs = story.notes[who][key], story.outputs[who].get(key)
-    assert "error" not in notes, notes["error"]
+    notes, outputs = story.notes[who][key], story.outputs[who][key]
     expected = story.outputs["author"]["dev"] if revision == "dev" else story.pushed(repo)
     assert notes["class"] == HEADS[auto].__name__
     own = notes["module"] == "hf_relpos.models.modeling_relpos_bert"
@@ -323,7 +315,7 @@ def test_repositories(story):
     assert main["model.safetensors"] != dev["model.safetensors"] and set(dev) >= MODEL | CODE
     assert all(story.hub.server.repos[repo].private for repo in BY_HEAD.values())
     assert story.config("user/bare")["save_code"] is False
-    assert [request for request in story.hub.requests if request.status in (400, 500, 501)] == []
+    assert [request for request in story.hub.requests if request.status in (400, 405, 422, 500, 501)] == []
 
 
 # Where hf_relpos cannot be imported ------------------------------------------------------------------------------
@@ -355,10 +347,6 @@ def test_tokenizer_elsewhere(story, repo, trust):
     [
         ("fill", "the .*sat"),  # what a pipeline returns
         ("unasked", "ValueError: .*trust_remote_code=True"),  # code runs only when it is trusted
-        (
-            "unknown",
-            r"ValueError: .*known schemes: shaw;.*`pip install hf-relpos`",
-        ),  # it has its model's schemes alone
         ("bare", "ValueError: .*relpos_bert"),  # without its code the model is unknown
     ],
 )

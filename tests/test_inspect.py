@@ -9,6 +9,7 @@ import transformers
 from errors import raises
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
+from test_legacy import NEZHA, nezha_folder
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from typer.testing import CliRunner
@@ -123,24 +124,12 @@ def test_inspect_other_tensors_than_the_class_has(tmp_path):
     assert "has no class" in found["elsewhere"] and "--trust-remote-code" in found["elsewhere"]
 
 
-NEZHA = {
-    "class": ({"model_type": "nezha", "architectures": ["NezhaModel"]}, (), "has no class", False),
-    "Huawei's": ({"use_relative_position": True}, ("model_type", "architectures"), "has no class", False),
-    "Huawei's with a type": ({"use_relative_position": True}, (), "position_embeddings", False),
-    "BERT's": ({}, (), "position_embeddings", True),
-}
-
-
 @pytest.mark.parametrize("form", NEZHA)
 def test_inspect_nezha(form, tmp_path):
-    fields, left_out, words, is_hidden = NEZHA[form]
-    folder = tmp_path / "n"  # not a name that Transformers takes for a type
-    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder)
-    tensors = {name: value for name, value in load_file(folder / WEIGHTS).items() if "position" not in name}
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    kept = {name: value for name, value in config.items() if name not in left_out}
-    (folder / "config.json").write_text(json.dumps({**kept, **fields}))
-    found = inspect_checkpoint(folder)
+    found = inspect_checkpoint(nezha_folder(form, tmp_path / "n"))  # not a name that Transformers takes for a type
+    words = "has no class" if form in ("class", "Huawei's") else "position_embeddings"
     assert words in found["elsewhere"] and "as it is" not in found["elsewhere"]
-    assert ("NEZHA" in found["refused"] and not found["command"]) if is_hidden else found["family"] == "nezha"
+    if form.startswith("BERT's"):
+        assert "NEZHA" in found["refused"] and not found["command"]
+    else:
+        assert found["family"] == "nezha"

@@ -151,34 +151,6 @@ def test_pickled_weights_with_position_ids(tmp_path, warnings_heard):
     check_old_outputs(model, folder)
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_longer_than_the_table_clips(kind, backend):
-    """Distances past P − 1 take the last row, as if the table had been written out with its edges repeated."""
-    folder = LEGACY / kind / "BertModel"
-    model = RelPosBertModel.from_pretrained(folder, attn_implementation=backend)
-    ids = torch.randint(1, 50, (2, 30), generator=torch.Generator().manual_seed(0))
-
-    tensors = load_file(folder / "model.safetensors")
-    for name, table in tensors.items():
-        if "distance_embedding" in name:
-            tensors[name] = torch.cat([table[:1].expand(18, -1), table, table[-1:].expand(18, -1)])
-    del tensors["embeddings.position_embeddings.weight"]
-    config = RelPosBertConfig.from_pretrained(folder, max_position_embeddings=30, attn_implementation=backend)
-    wide = RelPosBertModel.from_pretrained(None, config=config, state_dict=tensors)
-    found, expected = run(model, {"input_ids": ids}), run(wide, {"input_ids": ids})
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, **TOLERANCE)
-
-    # padding that goes past the table changes nothing
-    arguments, expected = read(folder / "io_short.safetensors")
-    real = arguments["attention_mask"].bool()
-    length = real.shape[1]
-    padded = {name: torch.nn.functional.pad(tensor, (0, 30 - length)) for name, tensor in arguments.items()}
-    found = run(model, padded)["last_hidden_state"][:, :length]
-    torch.testing.assert_close(found[real], expected["last_hidden_state"][real], **TOLERANCE)
-
-
 @pytest.mark.parametrize("steps", [[12], [5, 4, 1, 2]], ids=str)
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("folder", DECODERS, ids=name_of)
@@ -236,16 +208,22 @@ NEZHA = {
 }
 
 
-@pytest.mark.parametrize("form", NEZHA)
-def test_from_pretrained_refuses_nezha_with_the_remedy(form, tmp_path):
+def nezha_folder(form, folder):
+    """A BERT as NEZHA: without tables, in one of the forms above."""
     fields, left_out, buffer = NEZHA[form]
-    source = shutil.copytree(LEGACY / "relative_key" / "BertModel", tmp_path / "source")
-    edit(source, **dict.fromkeys(("position_embedding_type", *left_out)), **fields)
-    tensors = load_file(source / "model.safetensors")
+    shutil.copytree(LEGACY / "relative_key" / "BertModel", folder)
+    edit(folder, **dict.fromkeys(("position_embedding_type", *left_out)), **fields)
+    tensors = load_file(folder / "model.safetensors")
     tensors = {name: value for name, value in tensors.items() if "position_emb" not in name and "distance" not in name}
     if buffer:
         tensors[SINUSOIDS] = torch.zeros(9, 8)
-    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("form", NEZHA)
+def test_from_pretrained_refuses_nezha_with_the_remedy(form, tmp_path):
+    source = nezha_folder(form, tmp_path / "source")
     with patch_transformers():
         for load in (RelPosBertModel.from_pretrained, BertModel.from_pretrained, AutoModel.from_pretrained):
             with raises(ValueError, "NEZHA", "hf-relpos convert") as raised:

@@ -20,6 +20,7 @@ from encoders import (
     tensors_of,
     tokens,
 )
+from stock import older_than
 from torch import nn
 
 from hf_relpos import optimize
@@ -54,12 +55,15 @@ LEVELS = {
     # a pooler; the share of [MASK] in the tokens of a row; learned positions from the first column on
     **dict.fromkeys(("ALBERT", "ESM-2, token dropout", "BART's encoder"), ("by length", ON_THE_RIGHT)),
     **dict.fromkeys(("LFM2", "remote code"), ("by length", ANYWHERE)),
-    **dict.fromkeys(("DeBERTa v1", "DeBERTa v2", "RoFormer", "XLNet", "T5", "mT5", "UMT5"), ("own", ANYWHERE)),
+    **dict.fromkeys(("T5", "mT5", "UMT5"), ("by length" if older_than("5.15") else "contract", ANYWHERE)),
+    **dict.fromkeys(("DeBERTa v1", "DeBERTa v2", "RoFormer", "XLNet"), ("own", ANYWHERE)),
     "MPNet": ("own", ON_THE_RIGHT),
     **dict.fromkeys(SCHEMES, ("own", ("right", "one row"))),
 }
 # Sinusoids, rotations at other positions and RMSNorm are rounded to float32.
 ROUNDED = ("RoFormer", "LFM2", "ESM-2, token dropout")
+if older_than("5.15"):  # their softmax is
+    ROUNDED += ("T5", "mT5", "UMT5")
 
 
 @functools.cache

@@ -14,21 +14,13 @@ from hf_relpos.attention.backends import chunked
 
 SIZES = {"hidden_size": 24, "feature_projection_input_dim": 8, "left_max_position_embeddings": 5}
 SIZES |= {"right_max_position_embeddings": 2}
+SEAMLESS = {"speech_encoder_layers": 2, "speech_encoder_attention_heads": 3, "speech_encoder_intermediate_size": 32}
+SEAMLESS |= {"speech_encoder_chunk_size": 8}  # masks by pairs
 MODELS = {
     "Wav2Vec2-BERT": lambda **more: Wav2Vec2BertModel(
         Wav2Vec2BertConfig(**SIZES, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32, **more)
     ),
-    "SeamlessM4T v2": lambda **more: SeamlessM4Tv2SpeechEncoder(
-        SeamlessM4Tv2Config(
-            **SIZES,
-            **{
-                "speech_encoder_layers": 2,
-                "speech_encoder_attention_heads": 3,
-                "speech_encoder_intermediate_size": 32,
-            },
-            **{"speech_encoder_chunk_size": 8, **more},  # masks by pairs
-        )
-    ),
+    "SeamlessM4T v2": lambda **more: SeamlessM4Tv2SpeechEncoder(SeamlessM4Tv2Config(**SIZES, **SEAMLESS, **more)),
 }
 
 

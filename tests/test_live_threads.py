@@ -12,6 +12,7 @@ import torch
 from encoders import build, pad_of, tokens
 from launching import run_code
 from oracles import tiny_sizes
+from parallel_live import gradients_of
 from test_patch import attributes, same_objects
 from transformers import BertConfig, BertModel
 
@@ -22,12 +23,6 @@ from hf_relpos.models import patch
 
 REAL = torch.arange(40) < torch.tensor([40, 9, 22, 3])[:, None]
 NAMES = ("BERT", "DeBERTa v2", "ALBERT")  # one of each level
-
-
-def gradients_of(model, inputs) -> list[torch.Tensor]:
-    model.zero_grad()
-    (model(**inputs)[0][REAL] ** 2).sum().backward()
-    return [each.grad.clone() for each in model.parameters() if each.grad is not None]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder
 from test_live import RELATIVE, SIZES as LIVE_SIZES, V3
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import (
@@ -12,8 +12,6 @@ from transformers import (
     DebertaForSequenceClassification,
     DebertaV2Config,
     DebertaV2ForSequenceClassification,
-    MPNetConfig,
-    MPNetModel,
     pipeline,
 )
 from wording import TEXTS, VOCABULARY, tokenizer
@@ -51,13 +49,6 @@ def test_cross_encoder_ranks_alike(accelerate, tmp_path):
         agree(reranker.predict(pairs, batch_size=3), before)
         assert reranker.rank(TEXTS[0], TEXTS)[0]["corpus_id"] == int(before.argmax())
     assert (reranker.predict(pairs, batch_size=3) == before).all()
-
-
-def test_sentence_transformer_encodes_alike(accelerate, tmp_path):
-    sentences = SentenceTransformer(saved(MPNetModel, MPNetConfig(**SIZES), tmp_path), device="cpu")
-    before = sentences.encode(TEXTS)
-    assert "(MPNetModel, 2 layers)" in str(accelerate(sentences))
-    agree(sentences.encode(TEXTS), before)
 
 
 @pytest.mark.parametrize(

@@ -244,26 +244,28 @@ def test_other_sizes_are_for_heads_vocabularies_and_tables(tmp_path):
     assert larger.embeddings.word_embeddings.num_embeddings == SIZES["vocab_size"] + 3
     config = RelPosBertConfig(**SIZES, position_embedding_type="alibi", num_labels=4)
     RelPosBertForSequenceClassification(config).save_pretrained(tmp_path / "head")
-    other = RelPosBertForSequenceClassification.from_pretrained(
-        tmp_path / "head", num_labels=2, ignore_mismatched_sizes=True
-    )
+    fewer = {"num_labels": 2, "ignore_mismatched_sizes": True}
+    other = RelPosBertForSequenceClassification.from_pretrained(tmp_path / "head", **fewer)
     assert other.classifier.out_features == 2
 
 
-LOST = {
-    "encoder.layer.1.output.dense.bias": ["lack 1 of", "Restore the file"],
-    "embeddings.word_embeddings.weight": ["lack 1 of", "Restore the file"],
-    "embeddings.token_type_embeddings.weight": ["lack 1 of", "Restore the file"],
-    "encoder.layer.1.attention.self.distance_embedding": ["'shaw' requires tables, but the weights lack"],
-}
+LOST = [
+    ("shaw", "encoder.layer.1.output.dense.bias", ["lack 1 of", "Restore the file"]),
+    ("shaw", "embeddings.word_embeddings.weight", ["lack 1 of", "Restore the file"]),
+    ("shaw", "embeddings.token_type_embeddings.weight", ["lack 1 of", "Restore the file"]),
+    ("shaw", "encoder.layer.1.attention.self.distance_embedding", ["'shaw' requires tables, but the weights lack"]),
+    *((shared, "encoder.distance_embedding", [f"'{shared}' requires tables"]) for shared in ("t5", "tupe")),
+]
 
 
-@pytest.mark.parametrize("name, words", LOST.items(), ids=LOST)
-def test_a_file_that_lost_something(tmp_path, name, words):
-    kept = {each: tensor for each, tensor in tensors("shaw").items() if not each.startswith(name)}
-    folder = written(tmp_path, kept, model_type="relpos_bert", position_embedding_type="shaw")
+@pytest.mark.parametrize("kind", ["relpos_bert", "bert"])
+@pytest.mark.parametrize("scheme, name, words", LOST)
+def test_a_file_that_lost_something(tmp_path, scheme, name, words, kind):
+    """`bert`: as if stock Transformers had loaded and saved it."""
+    kept = {each: tensor for each, tensor in tensors(scheme).items() if not each.startswith(name)}
+    folder = written(tmp_path, kept, model_type=kind, position_embedding_type=scheme)
     with raises(ValueError, name, *words):
-        AutoModel.from_pretrained(folder)
+        RelPosBertModel.from_pretrained(folder)
 
 
 def test_tables_that_the_configuration_has_no_place_for(tmp_path):

@@ -259,15 +259,20 @@ class Around(nn.Module):
 
 
 def test_sample_of_texts_finds_the_tokenizer():
+    """One text is one row, and no text is refused."""
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-    for attributes in (
-        {"processor": tokenizer},
-        {"processor": SimpleNamespace(tokenizer=tokenizer)},
-        {"data_processor": SimpleNamespace(transformer_tokenizer=tokenizer)},
-        {"tokenize": lambda texts: {**tokenizer(texts, return_tensors="pt", padding=True), "modality": "text"}},
+    for model in (
+        pipeline("fill-mask", model=BertForMaskedLM.from_pretrained(CHECKPOINT), tokenizer=tokenizer),
+        Around(processor=tokenizer),
+        Around(processor=SimpleNamespace(tokenizer=tokenizer)),
+        Around(data_processor=SimpleNamespace(transformer_tokenizer=tokenizer)),
+        Around(tokenize=lambda texts: {**tokenizer(texts, return_tensors="pt", padding=True), "modality": "text"}),
     ):
-        with hf_relpos.optimize(Around(**attributes), sample=["the ship lay", "at anchor"]) as handle:
-            assert "on 2 rows of the given texts" in str(handle)
+        for sample, rows in ((["the ship lay", "at anchor"], 2), ("the ship lay at anchor", 1)):
+            with hf_relpos.optimize(model, sample=sample) as handle:
+                assert f"on {rows} rows of the given texts" in str(handle)
+        with raises(ValueError, "sample", "at least one text"):
+            hf_relpos.optimize(model, sample=[])
 
 
 @pytest.mark.skipif(not has_packed_int8(), reason="this PyTorch has no packed weights in int8")
@@ -313,13 +318,3 @@ def test_auto_takes_the_fastest_precision_that_agrees(monkeypatch, fastest, disa
     kinds = {type(module) for module in model.bert.encoder.modules() if isinstance(module, nn.Linear)}
     exact = disagrees and fastest == "int8"  # all layers stay in float32 then
     assert (KINDS.get(taken, FastLinear) in kinds) != exact and handle.choices.count("\n") == 2
-
-
-def test_one_text_is_one_row():
-    """And no text is refused."""
-    model = BertForMaskedLM.from_pretrained(CHECKPOINT)
-    filler = pipeline("fill-mask", model=model, tokenizer=AutoTokenizer.from_pretrained(CHECKPOINT))
-    with hf_relpos.optimize(filler, precision="int8", sample="the ship lay at anchor") as handle:
-        assert "on 1 rows of the given texts" in str(handle)
-    with raises(ValueError, "sample", "at least one text"):
-        hf_relpos.optimize(filler, precision="int8", sample=[])

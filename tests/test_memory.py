@@ -18,7 +18,7 @@ from test_models import (
     token_ids,
 )
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
+from hf_relpos import SCHEMES, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
 from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
@@ -53,21 +53,12 @@ CASES = [case for case, settings in SIZES["cases"].items() if not settings["same
 
 def original_model(case, backend):
     """Our causal model with the weights of the original, whose layers are BERT's without biases in attention."""
-    settings = SIZES["cases"][case]
-    clamp = settings["clamp_len"]
-    config = RelPosBertConfig(
-        position_embedding_type="transformer_xl",
-        position_options={"clamp_len": clamp if clamp > 0 else None},
-        vocab_size=4,
-        hidden_size=SIZES["d_model"],
-        num_attention_heads=SIZES["n_head"],
-        num_hidden_layers=SIZES["n_layer"],
-        intermediate_size=SIZES["d_inner"],
-        hidden_act="relu",
-        layer_norm_eps=SIZES["eps"],
-        is_decoder=True,
-        memory_length=SIZES["memory"],
-    )
+    clamp = SIZES["cases"][case]["clamp_len"]
+    names = {"hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+    names |= {"intermediate_size": "d_inner", "layer_norm_eps": "eps", "memory_length": "memory"}
+    fields = {ours: SIZES[theirs] for ours, theirs in names.items()} | {"hidden_act": "relu", "is_decoder": True}
+    options = {"clamp_len": clamp if clamp > 0 else None}
+    config = tiny_config("transformer_xl", position_options=options, vocab_size=4, **fields)
     config._attn_implementation = backend
     model = RelPosBertModel(config, add_pooling_layer=False).eval()
     state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
@@ -95,13 +86,9 @@ def original_model(case, backend):
 def test_transformer_xl_over_segments(case, backend):
     """Three layers, five segments, eight tokens of memory; the original's float32 against ours."""
     model = original_model(case, backend)
-    memory, parts = None, []
-    with torch.no_grad():
-        for segment in ORIGINAL["inputs"].split(SIZES["segments"], dim=1):
-            outputs = model(inputs_embeds=segment, memory=memory)
-            memory = outputs.memory
-            parts.append(outputs.last_hidden_state)
-    assert difference(torch.cat(parts, dim=1), ORIGINAL[f"{case}.output"]) <= 1e-5
+    run = lambda states, **given: model(inputs_embeds=states, **given)  # noqa: E731
+    states, memory = by_segments(run, ORIGINAL["inputs"], SIZES["segments"])
+    assert difference(states, ORIGINAL[f"{case}.output"]) <= 1e-5
     assert memory.mask.all() and memory.length == SIZES["memory"]
     for layer, state in enumerate(memory.states):
         assert difference(state, ORIGINAL[f"{case}.mems.{layer}"]) <= 1e-5
@@ -203,9 +190,7 @@ def test_documents_in_a_row(name, is_decoder):
 @some_pairs
 def test_positions_with_gaps(name, backend):
     """Distances follow position_ids, from the memory on."""
-    model = tiny_model(
-        RelPosBertModel, name, attn_implementation=backend, is_decoder=True, memory_length=12, num_hidden_layers=1
-    )
+    model = tiny_model(RelPosBertModel, name, backend, is_decoder=True, memory_length=12, num_hidden_layers=1)
     ids = token_ids(1, 11)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 8, 9, 10, 14, 15]])
     with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import cpu_offload, disk_offload
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_execution_device_hook
-from oracles import extra_inputs, stir, tiny_config, tiny_model
+from oracles import extra_context, stir, tiny_config, tiny_model
 from parallel_models import VARIANTS
 from selection import FEATURE_SCHEMES, with_full
 from test_loading_features import assert_same, first_output, words
@@ -21,14 +21,13 @@ from torch.distributed.fsdp import fully_shard
 
 from hf_relpos import (
     SCHEMES,
-    AttentionContext,
     RelPosBertForMaskedLM,
     RelPosBertForSequenceClassification,
     RelPosBertLMHeadModel,
     RelPosBertModel,
     Terms,
 )
-from hf_relpos.attention.context import LayerInputs, TokenInputs
+from hf_relpos.attention.context import LayerInputs
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
 
@@ -60,11 +59,11 @@ def test_generation_from_the_disk(tmp_path, scheme):
     assert torch.equal(model.generate(ids, **arguments), expected)
 
 
-def on_disk(config, head):
+def on_disk(config):
     """A device map with the layers, and what they share, on the disk, and the rest on the CPU."""
     layers = {f"bert.encoder.layer.{number}": "disk" for number in range(config.num_hidden_layers)}
     shared = {"bert.encoder.distance_embedding": "disk"} if build_shared(config) is not None else {}
-    return {"bert.embeddings": "cpu", **layers, **shared, **dict.fromkeys(head, "cpu")}
+    return {**layers, **shared, **dict.fromkeys(("bert.embeddings", "bert.pooler", "classifier"), "cpu")}
 
 
 @pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
@@ -75,10 +74,7 @@ def test_device_maps_give_the_same_outputs(tmp_path, scheme):
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     arguments = {
         "cpu": {"device_map": {"": "cpu"}},
-        "layers": {
-            "device_map": on_disk(model.config, ["bert.pooler", "classifier"]),
-            "offload_folder": tmp_path / "layers",
-        },
+        "layers": {"device_map": on_disk(model.config), "offload_folder": tmp_path / "layers"},
         "auto": {"device_map": "auto", "max_memory": {"cpu": size // 2}, "offload_folder": tmp_path / "auto"},
     }
     for name, given in arguments.items():
@@ -129,17 +125,11 @@ def test_terms_hold_no_memory_of_a_parameter(scheme, options):
     """It is freed when the call of a sharded module ends, and terms are used after it."""
     config = tiny_config(scheme, **({"position_options": options} if options else {}))
     module, shared = stir(build_scheme(config)), build_shared(config)
-    layer = torch.nn.Linear(config.hidden_size, config.hidden_size)
-    inputs = extra_inputs(scheme, 1, 6)
-    context = AttentionContext(
-        6,
-        6,
-        tokens=TokenInputs(grid=inputs.get("position_ids"), relation_ids=inputs.get("relation_ids")),
-        layer=LayerInputs(None, torch.rand(1, 3, 6), layer, layer),
-    )
+    layer, context = torch.nn.Linear(config.hidden_size, config.hidden_size), extra_context(scheme, 1, 6)
+    inputs = LayerInputs(None, torch.rand(1, 3, 6), layer, layer)
     modules = [module] if shared is None else [module, stir(shared)]
-    found = None if shared is None else shared(context)
-    terms = module(replace(context, layer=context.layer._replace(shared=found)))
+    found = None if shared is None else shared(replace(context, layer=inputs))
+    terms = module(replace(context, layer=inputs._replace(shared=found)))
     owned = {parameter.untyped_storage().data_ptr() for each in modules for parameter in each.parameters()}
     assert not owned & {tensor.untyped_storage().data_ptr() for tensor in tensors_of(terms)}
 
@@ -187,9 +177,8 @@ def test_tables_take_parametrizations(scheme, name):
     doubled = copy.deepcopy(model)
     with torch.no_grad():
         for layer, other in zip(model.encoder.layer, doubled.encoder.layer, strict=True):
-            getattr(other.attention.self.distance_embedding, name).mul_(2)
-            torch.nn.utils.parametrize.register_parametrization(
-                layer.attention.self.distance_embedding, name, Doubled()
-            )
+            own, doubles = layer.attention.self.distance_embedding, other.attention.self.distance_embedding
+            getattr(doubles, name).mul_(2)
+            torch.nn.utils.parametrize.register_parametrization(own, name, Doubled())
         assert_same(model(**inputs).last_hidden_state, doubled(**inputs).last_hidden_state)
     assert known == SCHEMES

@@ -108,9 +108,8 @@ def test_tensors_of_a_model_are_swapped_after_a_call():
     """As `to` and `load_state_dict` do under this setting, and not where a tensor has a weak reference."""
     ids = torch.arange(20)[None]
     model, other = deberta(), deberta()
-    other.load_state_dict(
-        {name: 2 * tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}, strict=False
-    )
+    twice = {name: 2 * tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    other.load_state_dict(twice, strict=False)
     with torch.no_grad():
         expected = other(ids)[0]
         model(ids)

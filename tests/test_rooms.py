@@ -120,8 +120,3 @@ def test_no_circles():
         for name in leaves:
             del graph[name]
     assert not graph, f"modules in circles, and what imports them: {sorted(graph)}"
-
-
-def test_every_room_has_a_level():
-    rooms = {name.split(".")[1] for name in modules() if name != ROOT.name}
-    assert rooms == set().union(*ROOMS)

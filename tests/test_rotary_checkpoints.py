@@ -27,59 +27,19 @@ del SIZES["max_position_embeddings"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 BASES = {"gte": 160000.0, "nomic_bert": 1000.0, "jina_embeddings_v3": 20000.0}
 CODE = {"auto_map": {"AutoConfig": "user/code--configuration.Config", "AutoModel": "user/code--modeling.Model"}}
-NEW = {
-    **SIZES,
-    **CODE,
-    "model_type": "new",
-    "max_position_embeddings": 8192,
-    "pad_token_id": 1,
-    "pack_qkv": True,
-    "layer_norm_type": "layer_norm",
-    "logn_attention_scale": False,
-    "position_embedding_type": "rope",
-    "rope_theta": 160000.0,
-    "type_vocab_size": 1,
-    "unpad_inputs": False,
-    "use_memory_efficient_attention": False,
-}
-NOMIC = {
-    **CODE,
-    "model_type": "nomic_bert",
-    "vocab_size": 50,
-    "n_embd": 24,
-    "n_layer": 2,
-    "n_head": 3,
-    "n_inner": 32,
-    "n_positions": 8192,
-    "activation_function": "swiglu",
-    "causal": False,
-    "layer_norm_epsilon": 1e-12,
-    "max_trained_positions": 2048,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "prenorm": False,
-    "qkv_proj_bias": False,
-    "rotary_emb_base": 1000,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": 2,
-    "scale_attn_weights": True,
-    "type_vocab_size": 2,
-    "use_rms_norm": False,
-}
-FLASH = {
-    **SIZES,
-    **CODE,
-    "model_type": "xlm-roberta",
-    "max_position_embeddings": 8194,
-    "layer_norm_eps": 1e-5,
-    "pad_token_id": 1,
-    "position_embedding_type": "rotary",
-    "rotary_emb_base": 20000.0,
-    "type_vocab_size": 1,
-    "use_flash_attn": True,
-}
+# config.json of the original code of each: the published fields, most of them with the code's default.
+NEW = {**SIZES, **CODE, "model_type": "new", "max_position_embeddings": 8192, "pad_token_id": 1, "type_vocab_size": 1}
+NEW |= {"position_embedding_type": "rope", "rope_theta": 160000.0, "layer_norm_type": "layer_norm", "pack_qkv": True}
+NEW |= dict.fromkeys(("logn_attention_scale", "unpad_inputs", "use_memory_efficient_attention"), False)
+NOMIC = {**CODE, "model_type": "nomic_bert", "vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 32}
+NOMIC |= {"n_positions": 8192, "max_trained_positions": 2048, "type_vocab_size": 2, "activation_function": "swiglu"}
+NOMIC |= {"rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_scale_base": None}
+NOMIC |= {"rotary_scaling_factor": 2, "layer_norm_epsilon": 1e-12, "scale_attn_weights": True}
+NOMIC |= dict.fromkeys(("causal", "prenorm", "rotary_emb_interleaved", "use_rms_norm"), False)
+NOMIC |= dict.fromkeys(("mlp_fc1_bias", "mlp_fc2_bias", "qkv_proj_bias"), False)
+FLASH = {**SIZES, **CODE, "model_type": "xlm-roberta", "max_position_embeddings": 8194, "layer_norm_eps": 1e-5}
+FLASH |= {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "use_flash_attn": True}
+FLASH |= {"pad_token_id": 1, "type_vocab_size": 1}
 # Prefix of Transformers' classes and of tensors; the same in the original; config.json there; heads.
 LAYOUTS = {
     "gte": ("Gte", "gte.", "New", "new.", NEW),
@@ -133,6 +93,13 @@ def ours(head, folder, dtype=torch.float32):
     return getattr(hf_relpos, f"RelPosBert{head}").from_pretrained(folder, dtype=dtype).eval()
 
 
+@torch.no_grad()
+def assert_same_states(theirs, folder):
+    """What is read from the folder has the states of a stock model."""
+    expected, found = (model(**INPUTS)[0][REAL] for model in (theirs, ours("Model", folder)))
+    assert float((found - expected).abs().max()) <= TOLERANCE[torch.float32] * float(expected.abs().max())
+
+
 @pytest.mark.parametrize("form", ["native", "original"])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -165,10 +132,7 @@ def test_gte_fields_of_remote_code(tmp_path, layout):
     switches = {"unpad_inputs": "true", "use_memory_efficient_attention": "true", "rope_scaling": None}
     fields = {**NEW, **switches, "model_type": "gte", "architectures": ["GteModel"], "logn_attention_clip1": False}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with torch.no_grad():
-        expected = theirs(**INPUTS)[0][REAL]
-        found = ours("Model", tmp_path)(**INPUTS)[0][REAL]
-    assert float((found - expected).abs().max()) <= 1e-5 * expected.abs().max()
+    assert_same_states(theirs, tmp_path)
     report = inspect_checkpoint(tmp_path)
     assert report["elsewhere"].startswith("loads it as it is") and report["command"] and not report["refused"]
 
@@ -189,9 +153,8 @@ def test_converted_and_written_back_bit_for_bit(tmp_path, layout, head, form):
         written = load_file(tmp_path / f"exported{number}" / "model.safetensors")
         stored = load_file(folder / "model.safetensors")
         assert written.keys() == stored.keys() and all(torch.equal(written[name], stored[name]) for name in stored)
-        saved, config = (
-            json.loads((each / "config.json").read_text()) for each in (tmp_path / f"exported{number}", folder)
-        )
+        paths = (each / "config.json" for each in (tmp_path / f"exported{number}", folder))
+        saved, config = (json.loads(path.read_text()) for path in paths)
         kept = config.keys() - {"auto_map", "dtype", "transformers_version", "architectures", "id2label"}
         assert {field: saved[field] for field in kept} == {field: config[field] for field in kept}
 
@@ -296,9 +259,7 @@ def test_scaled_rotations_are_those_of_the_stock_class(tmp_path, layout, kind, o
         saved = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
         trained = saved.pop("original_max_position_embeddings")
         edit(tmp_path, rope_parameters=saved, original_max_position_embeddings=trained)
-    with torch.no_grad():
-        expected, found = theirs(**INPUTS)[0][REAL], ours("Model", tmp_path)(**INPUTS)[0][REAL]
-    assert float((expected - found).abs().max()) <= TOLERANCE[torch.float32] * float(expected.abs().max())
+    assert_same_states(theirs, tmp_path)
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16}

@@ -142,7 +142,9 @@ def saved_map(folder: Path) -> dict | None:
 
 @pytest.mark.parametrize("auto", HEADS)
 def test_code_and_complete_map_are_saved(auto, tmp_path):
+    """In place of a map that points to another repository's code, which would be loaded instead of ours."""
     model = tiny_model(HEADS[auto], "shaw", is_decoder=auto == "AutoModelForCausalLM")
+    model.config.auto_map = {"AutoModel": "someone/else--modeling_x.X"}
     model.save_pretrained(tmp_path)
     assert saved_map(tmp_path) == AUTO_MAP
     assert {name: (tmp_path / name).read_text() for name in saved_code(tmp_path)} == bundle(model.config)
@@ -170,14 +172,6 @@ def test_no_map_without_its_files(tmp_path):
             model.save_pretrained(folder)
             assert saved_map(folder) == AUTO_MAP
             assert saved_code(folder) == FILES
-
-
-def test_map_of_someone_else_is_replaced(tmp_path):
-    """A map that points to another repository's code would be loaded instead of ours."""
-    model = tiny_model(RelPosBertModel, "shaw")
-    model.config.auto_map = {"AutoModel": "someone/else--modeling_x.X"}
-    model.save_pretrained(tmp_path)
-    assert saved_map(tmp_path) == AUTO_MAP
 
 
 def test_checkpoints_of_a_trainer_have_no_code(tmp_path):

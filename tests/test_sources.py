@@ -8,8 +8,9 @@ import torch
 import transformers
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
+from stock import random_model
 from test_legacy import LEGACY, check_old_outputs
-from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 import hf_relpos
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
@@ -33,23 +34,12 @@ OWN = {
 BERT_ONLY = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size")
 
 
-def stock_model(family, suffix="Model", **fields):
-    """A tiny stock model, every parameter of which has an effect."""
+def saved(folder, family, suffix="Model", **fields):
+    """A tiny stock model, every parameter of which has an effect, and the folder it was saved to."""
     sizes = {name: value for name, value in SIZES.items() if family != "distilbert" or name not in BERT_ONLY}
     decoder = {"is_decoder": True} if suffix == "ForCausalLM" else {}
-    config = CONFIG_MAPPING[family](**{**sizes, **OWN.get(family, {}), **decoder, **fields})
-    model = getattr(transformers, FAMILIES[family].class_prefixes[0] + suffix)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
-
-
-def saved(folder, family, suffix="Model", shards=None, **fields):
-    """A tiny stock model and the folder it was saved to."""
-    model = stock_model(family, suffix, **fields)
-    model.save_pretrained(folder, **({"max_shard_size": shards} if shards else {}))
-    return model, folder
+    fields = {**sizes, **OWN.get(family, {}), **decoder, **fields}
+    return random_model(family, FAMILIES[family].class_prefixes[0] + suffix, folder, spread=0.3, **fields), folder
 
 
 def batch(family, decoder=False, multiple=False):
@@ -121,8 +111,9 @@ def test_drop_is_purely_relative_and_has_no_limit(tmp_path, family):
 @pytest.mark.parametrize("family", ABSOLUTE)
 def test_shards_and_other_names(tmp_path, family):
     """Shards, and one file with the old names of tensors; an encoder stored bare, and with the prefix of a head's."""
-    stock, source = saved(tmp_path / "shards", family, "ForMaskedLM", shards="4KB")
-    assert len(list(source.glob("model-*.safetensors"))) > 2
+    stock, _ = saved(tmp_path / "stock", family, "ForMaskedLM")
+    stock.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
 
     def renamed(name, model, rename):
         model.save_pretrained(tmp_path / name)

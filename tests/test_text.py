@@ -126,21 +126,6 @@ def test_read_texts_of_a_missing_file(name):
         list(read_texts(name))
 
 
-def test_the_parts_of_a_text_share_no_passage():
-    tokenizer = load_tokenizer(demo.CHECKPOINT)
-    texts = list(demo.read_text("train"))
-    parts = {
-        part: cut_windows(tokenizer, texts, 20_000, (64,), short=0.3, seed=3, part=part) for part in ("fit", "check")
-    }
-    runs = {
-        part: {tuple(ids[at : at + 24]) for ids in windows.ids for at in range(len(ids) - 24)}
-        for part, windows in parts.items()
-    }
-    assert all(runs.values()) and not runs["fit"] & runs["check"]
-    for windows in parts.values():
-        assert all(ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id for ids in windows.ids)
-
-
 @pytest.mark.parametrize(
     "texts, words",
     [

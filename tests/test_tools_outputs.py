@@ -10,14 +10,13 @@ from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
 
 EVERY_SCHEME = pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 BACKENDS = pytest.mark.parametrize("backend", ["relpos", "eager"])
-B, L = 2, 9
 
 
-def batch(scheme):
-    """A padded batch of two rows and what the scheme needs beside it."""
-    real = padding([L, 5], L)
-    ids = torch.randint(1, 50, (B, L)) * real
-    return {"input_ids": ids, "attention_mask": real.long(), **extra_inputs(scheme, B, L)}
+def batch(scheme, lengths=(9, 5)):
+    """A padded batch of rows, the first the longest, and what the scheme needs beside it."""
+    real = padding(list(lengths), lengths[0])
+    ids = torch.randint(1, 50, real.shape) * real
+    return {"input_ids": ids, "attention_mask": real.long(), **extra_inputs(scheme, *real.shape)}
 
 
 def agree(one, other, tolerance=1e-5):
@@ -28,7 +27,7 @@ def agree(one, other, tolerance=1e-5):
 @BACKENDS
 @torch.no_grad()
 def test_attentions_are_those_of_the_output(scheme, backend):
-    """Weights of every layer, which sum to one and hide padding; asking for them changes no output."""
+    """Weights of every layer are those of eager attention; asking for them changes no output."""
     model = tiny_model(RelPosBertModel, scheme, backend)
     inputs = batch(scheme)
     plain, asked = model(**inputs), model(**inputs, output_attentions=True)
@@ -39,9 +38,6 @@ def test_attentions_are_those_of_the_output(scheme, backend):
     for weights, expected in zip(
         asked.attentions, reference(**inputs, output_attentions=True).attentions, strict=True
     ):
-        assert weights.shape == (B, 3, L, L)
-        agree(weights.sum(-1), torch.ones(B, 3, L))
-        assert not weights[1, :, :, 5:].any()
         agree(weights, expected)
 
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 import transformers
-from oracles import extra_inputs, padding, tiny_model
+from oracles import tiny_model
 from packaging.version import Version
 from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from selection import FEATURE_SCHEMES
 from stock import random_model
+from test_tools_outputs import batch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from hf_relpos import RelPosBertForSequenceClassification
 
 
-B, L = 4, 9
 EVERY_SCHEME = pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
 
 
@@ -22,10 +22,8 @@ def tables(model):
     return {name: value for name, value in model.named_parameters() if "distance_embedding." in name}
 
 
-def batch(scheme):
-    real = padding([L, 5, 7, 3], L)
-    inputs = {"input_ids": torch.randint(1, 50, (B, L)) * real, "attention_mask": real.long()}
-    return {**inputs, **extra_inputs(scheme, B, L), "labels": torch.arange(B) % 2}
+def labelled(scheme):
+    return {**batch(scheme, (9, 5, 7, 3)), "labels": torch.tensor([0, 1, 0, 1])}
 
 
 @torch.no_grad()
@@ -64,7 +62,7 @@ def test_default_targets_are_those_of_bert(scheme, method):
 @EVERY_SCHEME
 def test_tables_are_trained_beside_the_adapter(scheme):
     """They have the gradients of full fine-tuning, since a fresh adapter changes nothing; the base stays."""
-    inputs = batch(scheme)
+    inputs = labelled(scheme)
     plain = tiny_model(RelPosBertForSequenceClassification, scheme)
     expected_logits = logits(plain, inputs)
     plain(**inputs).loss.backward()
@@ -96,7 +94,7 @@ def test_tables_are_trained_beside_the_adapter(scheme):
 @pytest.mark.covering(1, every_scheme=False)
 @EVERY_SCHEME
 def test_adapter_is_saved_and_loaded(scheme, tmp_path):
-    inputs = batch(scheme)
+    inputs = labelled(scheme)
     base = tiny_model(RelPosBertForSequenceClassification, scheme)
     base.save_pretrained(tmp_path / "base")
     before = logits(base, inputs)
@@ -119,7 +117,7 @@ def test_adapter_is_saved_and_loaded(scheme, tmp_path):
 @EVERY_SCHEME
 def test_adapter_is_merged_and_the_model_saved(scheme, tmp_path):
     """The merged model is an ordinary checkpoint, which needs no PEFT."""
-    inputs = batch(scheme)
+    inputs = labelled(scheme)
     model = trained(tiny_model(RelPosBertForSequenceClassification, scheme), inputs)
     expected = logits(model, inputs)
     merged = model.merge_and_unload()
@@ -135,7 +133,7 @@ def test_adapter_is_merged_and_the_model_saved(scheme, tmp_path):
 @EVERY_SCHEME
 def test_layers_of_the_scheme_are_adapted_like_any_other(scheme):
     """With `target_modules="all-linear"` every adapted layer counts, those that make terms of positions as well."""
-    inputs = batch(scheme)
+    inputs = labelled(scheme)
     config = LoraConfig(task_type="SEQ_CLS", target_modules="all-linear", init_lora_weights=False)
     model = get_peft_model(tiny_model(RelPosBertForSequenceClassification, scheme), config)
     model(**inputs).loss.backward()

@@ -7,8 +7,9 @@ import copy
 
 import pytest
 import torch
-from oracles import extra_inputs, padding, tiny_model
+from oracles import tiny_model
 from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES, with_full
+from test_tools_outputs import batch
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForSequenceClassification, TorchAoConfig
 
@@ -16,7 +17,6 @@ from hf_relpos import SCHEMES, RelPosBertForSequenceClassification
 
 
 EVERY_SCHEME = pytest.mark.parametrize("scheme", FEATURE_SCHEMES)
-B, L = 2, 12
 # Lowest cosine of a token's state to that of the model as it was.
 WEIGHTS_ONLY, WITH_ACTIVATIONS = 0.998, 0.99
 
@@ -24,15 +24,6 @@ WEIGHTS_ONLY, WITH_ACTIVATIONS = 0.998, 0.99
 def model_of(scheme):
     """A model wide enough for torchao's products of int8."""
     return tiny_model(RelPosBertForSequenceClassification, scheme, hidden_size=96, intermediate_size=192)
-
-
-def batch(scheme):
-    real = padding([L, 7], L)
-    return {
-        "input_ids": torch.randint(1, 50, (B, L)) * real,
-        "attention_mask": real.long(),
-        **extra_inputs(scheme, B, L),
-    }
 
 
 def linear_layers(model):
@@ -67,7 +58,7 @@ def rounded(model, quantized):
 @pytest.mark.parametrize("scheme", with_full(FEATURE_SCHEMES, SCHEMES))
 def test_int8_weights_lose_their_rounding_only(scheme):
     """The output is that of the same model in float32 with rounded weights."""
-    model, inputs = model_of(scheme), batch(scheme)
+    model, inputs = model_of(scheme), batch(scheme, (12, 7))
     quantized = copy.deepcopy(model)
     quantize_(quantized, Int8WeightOnlyConfig())
     expected = rounded(model, quantized)
@@ -77,7 +68,7 @@ def test_int8_weights_lose_their_rounding_only(scheme):
 
 @EVERY_SCHEME
 def test_int8_activations_lose_little(scheme):
-    model, inputs = model_of(scheme), batch(scheme)
+    model, inputs = model_of(scheme), batch(scheme, (12, 7))
     quantized = copy.deepcopy(model)
     quantize_(quantized, Int8DynamicActivationInt8WeightConfig())
     rounded(model, quantized)
@@ -87,7 +78,7 @@ def test_int8_activations_lose_little(scheme):
 @pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
 def test_quantized_while_loading_and_saved(scheme, tmp_path):
     """`quantization_config` of `from_pretrained`; what is saved is quantised and loads to the same outputs."""
-    model, inputs = model_of(scheme), batch(scheme)
+    model, inputs = model_of(scheme), batch(scheme, (12, 7))
     model.save_pretrained(tmp_path / "model")
     settings = TorchAoConfig(Int8WeightOnlyConfig())
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", quantization_config=settings)

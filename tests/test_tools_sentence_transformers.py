@@ -158,30 +158,21 @@ for job in json.loads(sys.argv[1]):
     sentences = SentenceTransformer(job["load"], device="cpu", trust_remote_code=True)
     assert type(sentences[0].auto_model).__module__.startswith("transformers_modules."), type(sentences[0].auto_model)
     vectors = sentences.encode(job["texts"], convert_to_tensor=True, show_progress_bar=False)
-    optimizer = torch.optim.SGD(sentences.parameters(), lr=0.1)
-    features = sentences.tokenize(job["texts"])
-    sentences.train()(features)["sentence_embedding"].square().sum().backward()
-    optimizer.step()
-    sentences.eval().save_pretrained(job["save"])
-    trained = sentences.encode(job["texts"], convert_to_tensor=True, show_progress_bar=False)
-    save_file({"vectors": vectors.contiguous(), "trained": trained.contiguous()}, job["output"])
+    sentences.save_pretrained(job["save"])
+    save_file({"vectors": vectors.contiguous()}, job["output"])
 """
 
 
 @pytest.fixture(scope="module")
 def travelled(tmp_path_factory):
-    """The encoder of each scheme that runs, encoded, trained and saved in one process that cannot import hf_relpos."""
+    """The encoder of each scheme that runs, encoded and saved in one process that cannot import hf_relpos."""
     folder = tmp_path_factory.mktemp("elsewhere")
     jobs = []
     for scheme in FEATURE_SCHEMES if selection.full else filter(FEW_FEATURE_SCHEMES.__contains__, FEATURE_SCHEMES):
         saved_model(RelPosBertModel, scheme, folder / f"{scheme}-model")
         sentences = SentenceTransformer(str(folder / f"{scheme}-model"), device="cpu")
         sentences.save_pretrained(str(folder / scheme))
-        places = {
-            "load": folder / scheme,
-            "save": folder / f"{scheme}-trained",
-            "output": folder / f"{scheme}-vectors",
-        }
+        places = {"load": folder / scheme, "save": folder / f"{scheme}-saved", "output": folder / f"{scheme}-vectors"}
         jobs.append({name: str(path) for name, path in places.items()} | {"texts": TEXTS, "first": not jobs})
     run_without_package(ELSEWHERE, folder, json.dumps(jobs))
     return folder
@@ -190,13 +181,12 @@ def travelled(tmp_path_factory):
 @pytest.mark.heavy
 @A_FEW_SCHEMES
 def test_sentence_encoders_run_without_the_package(scheme, travelled):
-    """With `trust_remote_code=True` the same vectors; what is trained and saved there loads here."""
-    results = load_file(travelled / f"{scheme}-vectors")
-    agree(results["vectors"], encode(SentenceTransformer(str(travelled / scheme), device="cpu")))
-    here = SentenceTransformer(str(travelled / f"{scheme}-trained"), device="cpu")
+    """With `trust_remote_code=True` the same vectors; what is saved there loads here."""
+    vectors = load_file(travelled / f"{scheme}-vectors")["vectors"]
+    agree(vectors, encode(SentenceTransformer(str(travelled / scheme), device="cpu")))
+    here = SentenceTransformer(str(travelled / f"{scheme}-saved"), device="cpu")
     assert type(here[0].auto_model) is RelPosBertModel
-    agree(results["trained"], encode(here))
-    assert (results["trained"] - results["vectors"]).abs().max() > 1e-3
+    agree(vectors, encode(here))
 
 
 # Cross-encoders --------------------------------------------------------------------------------------------------

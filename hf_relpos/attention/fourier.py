@@ -187,14 +187,19 @@ def _phases_of(call: AttentionCall, frequencies: tuple[int, ...]) -> tuple[Phase
     """
     context, device = call.context, call.query.device
     precise = torch.promote_types(call.query.dtype, torch.float32)
-    kept = {} if call.kept is None else call.kept
+
+    def make() -> tuple[Phases, Phases]:
+        of_queries, of_keys = context.query_positions(device), context.key_positions(device)
+        return phases(of_queries[..., None], frequencies, precise), phases(of_keys[..., None], frequencies, precise)
+
+    if call.kept is None:  # in a graph, whose sizes are not to be looked at
+        return make()
     key = ("phases", frequencies, device, precise, context.query_length, context.key_length)
     places = (context.start, context.positions, context.keys)
-    before, made = kept.get(key, ((), None))
+    before, made = call.kept.get(key, ((), None))
     if made is None or any(one is not other for one, other in zip(before, places, strict=True)):
-        positions = (context.query_positions(device), context.key_positions(device))
-        made = tuple(phases(each[..., None], frequencies, precise) for each in positions)
-        kept[key] = places, made
+        made = make()
+        call.kept[key] = places, made
     return made
 
 

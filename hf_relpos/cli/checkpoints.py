@@ -9,7 +9,7 @@ from ..console import spinner, timed_step
 from ..data.text import check_texts
 from ..families.paths import check_free, check_source
 from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
-from .output import LOADING, command_output, hide_loading_bars, write_json
+from .output import command_output, loading, write_json
 
 
 # Exit code of a conversion that is poor by its own check.
@@ -99,11 +99,10 @@ def convert(
         check_source(source)
         check_free(out, overwrite)
         check_texts(text or (), field or "text")
-        with spinner(LOADING):
+        with loading():
             from ..conversion import convert
             from ..conversion.terminal import print_report
 
-        hide_loading_bars()
         report = convert(
             source,
             out,
@@ -148,10 +147,9 @@ def export(
     """
     with command_output(json_file) as console:
         check_free(out, overwrite)
-        with spinner(LOADING):
+        with loading():
             from ..conversion import export_checkpoint
 
-        hide_loading_bars()
         with spinner("exporting"):
             name = export_checkpoint(source, out, overwrite=overwrite)
         written = f"written to {out}, for Transformers alone: {name}.from_pretrained({str(out)!r})"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ..console import new_table, spinner
 from .options import JsonFile
-from .output import LOADING, command_output, hide_loading_bars, write_json
+from .output import command_output, loading, write_json
 
 
 def doctor(
@@ -22,7 +22,7 @@ def doctor(
     json_file: JsonFile = None,
 ) -> None:
     """Print versions, devices and the attention backend of each scheme; with --check, test them on this machine."""
-    with spinner(LOADING):
+    with loading():
         import torch
         import transformers  # noqa: F401  its version is printed
 
@@ -30,12 +30,14 @@ def doctor(
     if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
         devices.append(accelerator.type)
     with command_output(json_file) as console:
-        versions = _print_versions(console, devices, why)
+        found: dict[str, Any] = {"versions": _print_versions(console, devices, why)}
         if check:
-            failed = _print_checks(console, devices, versions, json_file)
-            raise typer.Exit(code=int(failed > 0))
-        backends = _print_backends(console, devices, why)
-        write_json(json_file, {"versions": versions, "backends": backends})
+            found["checks"] = _print_checks(console, devices)
+        else:
+            found["backends"] = _print_backends(console, devices, why)
+        write_json(json_file, found)
+    if check and not all(each["passed"] for each in found["checks"]):
+        raise typer.Exit(code=1)
 
 
 def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str, str]:
@@ -67,11 +69,10 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     return versions
 
 
-def _print_checks(console: Console, devices: list[str], versions: dict[str, str], json_file: Any) -> int:
-    """Print each check as it is done; return how many are wrong."""
+def _print_checks(console: Console, devices: list[str]) -> list[dict[str, Any]]:
+    """Print each check as it is done; return their fields."""
     from ..machine import checks
 
-    hide_loading_bars()
     done = []
     for each in checks(devices):
         done.append(each)
@@ -82,8 +83,7 @@ def _print_checks(console: Console, devices: list[str], versions: dict[str, str]
     seconds = sum(each.seconds for each in done)
     verdict = f"{failed} FAILED; paste all of the above into an issue" if failed else "all right"
     console.print(f"{len(done)} checks in {seconds:.0f} s: {verdict}", highlight=False)
-    write_json(json_file, {"versions": versions, "checks": [vars(each) for each in done]})
-    return failed
+    return [vars(each) for each in done]
 
 
 def _print_backends(console: Console, devices: list[str], why: bool) -> list[dict[str, Any]]:

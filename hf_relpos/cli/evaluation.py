@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..console import progress_bar, spinner
+from ..console import progress_bar
 from ..data.text import check_texts
 from ..families.paths import check_source
 from .options import TEXT, Fields, JsonFile, advanced
-from .output import LOADING, command_output, hide_loading_bars, write_json
+from .output import command_output, loading, write_json
 
 
 def compare(
@@ -41,11 +41,10 @@ def compare(
         for name in (teacher, student):
             check_source(name)
         check_texts(text, field or "text")
-        with spinner(LOADING):
+        with loading():
             from ..evaluation.compare import compare_models
             from ..evaluation.printing import print_comparison
 
-        hide_loading_bars()
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(
                 teacher, student, text, field or "text", parse_lengths(lengths), pooling, tokenizer, tokens, progress

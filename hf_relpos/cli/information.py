@@ -6,11 +6,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..console import new_table, spinner
+from ..console import new_table
 from ..families.errors import abbreviate
 from ..families.paths import check_source
 from .options import JsonFile
-from .output import LOADING, STDOUT, command_output, hide_loading_bars, write_json
+from .output import STDOUT, command_output, loading, write_json
 
 
 # What the list says of `out_of_range`.
@@ -31,7 +31,7 @@ def inspect(
     """Describe a checkpoint, what Transformers alone does with it, and the command that converts it."""
     with command_output(json_file):
         check_source(source)
-        with spinner(LOADING):
+        with loading():
             from ..conversion.inspect_checkpoint import inspect_checkpoint
 
         found = inspect_checkpoint(source, revision)
@@ -58,7 +58,6 @@ def _differences(source: str, revision: str | None) -> dict[str, str]:
     from ..families.family import first_class
     from ..families.loaded import check_loaded
 
-    hide_loading_bars()
     config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     known = sorted(name for name in config.get("auto_map") or () if name.startswith("AutoModel"))  # AutoModel first
     kind = getattr(transformers, known[0] if known else first_class(config), transformers.AutoModel)
@@ -81,10 +80,12 @@ def schemes(
 ) -> None:
     """List the position schemes; with NAME, print the options of one and the backends that compute it."""
     with command_output(json_file) as console:
-        with spinner(LOADING):
-            from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME, find_scheme
+        with loading():
+            from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, SCHEMES, STOCK_SCHEME
 
-        if name is None:
+        if name is not None:
+            write_json(json_file, _print_scheme(name, console))
+        else:
             first = (PLAIN_SCHEME, DEFAULT_SCHEME, STOCK_SCHEME)  # of conversions and defaults
             rows = {each: _describe_scheme(SCHEMES[each]) for each in dict.fromkeys([*first, *SCHEMES])}
             table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
@@ -103,9 +104,6 @@ def schemes(
                 )
             console.print(table)
             write_json(json_file, rows)
-        else:
-            find_scheme(name)
-            write_json(json_file, _print_scheme(name, console))
 
 
 def _describe_scheme(scheme: Any) -> dict[str, Any]:
@@ -124,15 +122,20 @@ def _describe_scheme(scheme: Any) -> dict[str, Any]:
 
 
 def _print_scheme(name: str, console: Console) -> dict[str, Any]:
-    """Print a scheme, and return its description."""
+    """Print a scheme, and return its description.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
     from ..models.capabilities import supported_implementations
     from ..models.configuration_relpos_bert import RelPosBertConfig
-    from ..schemes.registry import SCHEMES
+    from ..schemes.registry import find_scheme
 
-    scheme = SCHEMES[name]
+    scheme = find_scheme(name)
     backends = supported_implementations(RelPosBertConfig(position_embedding_type=name))
-    lines = [f"{name}: {scheme.summary}" if scheme.summary else name, f"source: {scheme.source}"]
-    console.print("\n".join([*lines, f"backends: {', '.join(backends)}"]), markup=False, highlight=False)
+    title = f"{name}: {scheme.summary}" if scheme.summary else name
+    lines = f"{title}\nsource: {scheme.source}\nbackends: {', '.join(backends)}"
+    console.print(lines, markup=False, highlight=False)
     table = new_table("option", "default", "meaning")
     table.columns[0].no_wrap = True
     for key, option in scheme.options.items():
@@ -140,13 +143,13 @@ def _print_scheme(name: str, console: Console) -> dict[str, Any]:
     if scheme.options:
         console.print(table)
     options = {key: {"default": option.default, "help": option.help} for key, option in scheme.options.items()}
-    return {"name": name, "source": scheme.source, "backends": list(backends), "options": options}
+    return {"name": name, "source": scheme.source, "backends": backends, "options": options}
 
 
 def families(json_file: JsonFile = None) -> None:
     """List the checkpoints that `convert` reads, how they are recognised, and their positions; --json adds heads."""
     with command_output(json_file) as console:
-        with spinner(LOADING):
+        with loading():
             from ..families.registry import FAMILIES
             from ..families.table import row
 

@@ -12,13 +12,11 @@ import typer
 from rich.console import Console
 
 from .. import files
-from ..console import plain_errors, plain_warnings
+from ..console import plain_errors, plain_warnings, spinner
 from ..files import check_writable
 from .options import OPTIONS
 
 
-# Shown while a command imports its modules.
-LOADING = "loading PyTorch and Transformers"
 # Value of `--json -`.
 STDOUT = Path("-")
 
@@ -85,8 +83,14 @@ def _without_nan(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def hide_loading_bars() -> None:
-    """Turn off the progress bars of Transformers, which are visible for moments only; those of downloads stay."""
+@contextmanager
+def loading() -> Iterator[None]:
+    """Context in which a command imports its modules, with a spinner.
+
+    After it Transformers shows no progress bars, which are visible for moments only; those of downloads stay.
+    """
+    with spinner("loading PyTorch and Transformers"):
+        yield
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from .. import autoload
-from ..console import plain_errors, spinner
+from ..console import plain_errors
 from ..data.text import check_texts
 from ..families.paths import check_source
 from .options import TEXT, Fields, JsonFile, advanced
-from .output import LOADING, command_output, hide_loading_bars, write_json
+from .output import command_output, loading, write_json
 
 
 Precision = StrEnum("Precision", "float32 bfloat16 int8 auto")
@@ -87,12 +87,11 @@ def optimize(
     with command_output(json_file) as console:
         check_source(name)
         check_texts(text, field or "text")
-        with spinner(LOADING):
+        with loading():
             from transformers.utils import logging
 
             from ..evaluation.speed import describe_gain, measure_gain
 
-        hide_loading_bars()
         logging.set_verbosity_error()  # no load report, since heads are omitted on purpose
         gain = measure_gain(name, text, field or "text", str(precision), str(padding), trust_remote_code)
         console.print(describe_gain(gain), markup=False, highlight=False, soft_wrap=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..families.checkpoint import Checkpoint
 from ..families.family import TASK_TYPES, TOKEN_TYPES
 from ..families.names import is_scheme
+from ..families.tensors import Checkpoint
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from .configurations import same_positions
@@ -24,13 +24,13 @@ Apply = Callable[[RelPosBertPreTrainedModel, Conversion], dict[str, str]]
 
 def expected_shapes(conversion: Conversion) -> dict[str, torch.Size]:
     """Shapes by stock name of all tensors that the source must have."""
-    spec, architecture = conversion.spec, conversion.source.architecture
+    spec = conversion.spec
     with torch.device("meta"):
-        model = ARCHITECTURES[architecture](conversion.source_config)
+        model = ARCHITECTURES[spec.architecture](conversion.source_config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if not spec.has_token_types:
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(TOKEN_TYPES)}
-    return shapes | spec.folded_shapes(base=architecture == "BertModel")
+    return shapes | spec.folded_shapes(base=spec.architecture == "BertModel")
 
 
 def rename_relative(conversion: Conversion) -> Checkpoint:
@@ -54,7 +54,9 @@ def rename_relative(conversion: Conversion) -> Checkpoint:
 
 
 @torch.no_grad()
-def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+def assemble(
+    architecture: str, config: RelPosBertConfig, source: Checkpoint
+) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
     """Build a model with the tensors of the source, in the source's dtype and in eval mode.
 
     The scheme's other parameters are zero, and so are token types that the source lacks.
@@ -65,7 +67,7 @@ def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPr
     with torch.random.fork_rng(devices=[]):
         # makes the initialisation of a missing pooler reproducible; torch.manual_seed would also seed other devices
         torch.default_generator.manual_seed(0)
-        model: Any = ARCHITECTURES[source.architecture](config)
+        model: Any = ARCHITECTURES[architecture](config)
         model = model.to(source.dtype).eval()
     for name, parameter in model.named_parameters():
         if is_scheme(name) or name.endswith(TOKEN_TYPES):
@@ -79,7 +81,7 @@ def assemble(config: RelPosBertConfig, source: Checkpoint) -> tuple[RelPosBertPr
 
 def build_teacher(conversion: Conversion) -> RelPosBertPreTrainedModel:
     """A RelPosBert model with the outputs of the source, in its dtype and in eval mode."""
-    return assemble(conversion.source_config, conversion.source)[0]
+    return assemble(conversion.spec.architecture, conversion.source_config, conversion.source)[0]
 
 
 @torch.no_grad()
@@ -92,7 +94,7 @@ def build_model(
         renamed: from `rename_relative`.
         apply: function of the method.
     """
-    model, folded = assemble(conversion.config, renamed)
+    model, folded = assemble(conversion.spec.architecture, conversion.config, renamed)
     changed = apply(model, conversion)
     notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
     return model, notes

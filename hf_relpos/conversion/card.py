@@ -118,17 +118,13 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
 def command(report: ConversionReport) -> str:
     """The call that repeats the conversion; a local source and files are named without their folders."""
     given = [f"{name}={'documents' if value == [] else repr(value)}" for name, value in report.arguments.items()]
-    return f"hf_relpos.convert({', '.join([repr(_name(report, full=True)), repr('OUT'), *given])})"
-
-
-def _name(report: ConversionReport, full: bool = False) -> str:
-    """The Hub repository, or the name of the folder; without `full` only the repository's name."""
-    return report.source if report.revision and full else last_name(report.source)
+    return f"hf_relpos.convert({', '.join([repr(report.public_source), repr('OUT'), *given])})"
 
 
 def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
     """Title, one sentence, and how close, how long and how fast."""
-    source = f"`{_name(report)}`"
+    name = last_name(report.source)
+    source = f"`{name}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
     kind = "sentence encoder" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[1]
@@ -140,7 +136,7 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
             f"{speed['tokens']:,} tokens; the source takes {source_took} ({speed['device']})."
         )
     return [
-        f"# {_name(report)} with relative positions",
+        f"# {name} with relative positions",
         f"A {kind}: {source}, converted by hf_relpos to relative positions (scheme `{report.scheme}`).",
         "\n".join(points),
     ]

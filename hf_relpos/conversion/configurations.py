@@ -5,13 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from ..families.checkpoint import conversion_errors
+from ..families.checkpoint import FIELD_ERRORS, conversion_errors
 from ..families.errors import ConversionError
-from ..families.loading import NOT_KEPT
 from ..families.recognition import CheckpointSpec
+from ..families.registry import NOT_KEPT
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
@@ -20,10 +19,8 @@ from .methods import METHODS, check_scheme
 
 def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:
     """A configuration with the saved fields and the given ones; errors begin with `where`."""
-    try:
+    with conversion_errors(where, FIELD_ERRORS):
         return kind.from_dict({key: value for key, value in saved.items() if key not in NOT_KEPT} | fields)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise ConversionError(f"{where}{error}") from error
 
 
 def stock_config(folder: Path, spec: CheckpointSpec) -> PreTrainedConfig:
@@ -47,7 +44,7 @@ def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:
 def target_config(
     folder: Path, spec: CheckpointSpec, source: RelPosBertConfig, given: SimpleNamespace, length: int
 ) -> RelPosBertConfig:
-    """The configuration of the result.
+    """The configuration of the result: one with terms to learn or, for a relative source, perhaps the source's.
 
     Args:
         folder: folder of the source.
@@ -66,91 +63,65 @@ def target_config(
         )
     name: Any = given.position_embedding_type or (PLAIN_SCHEME if method.learns else kept or DEFAULT_SCHEME)
     scheme = None if name == kept else _find_scheme(name)
-    options = dict(given.position_options or {})
+    types, options, has_table = name, dict(given.position_options or {}), False
     if scheme is not None and length > source.max_position_embeddings:  # such rows are learnt from
         options = scheme.options_for_length(options, length)
-    if not spec.absolute:
-        return _relative_config(spec, source, name, options, given.method)
-    known = kept if isinstance(kept, list) else [kept] if kept else []
-    if name in known and (method.learns or scheme is not None):
-        raise ConversionError(
-            f"position_embedding_type = {name!r}: {folder} has this scheme already and keeps it; choose another one"
-        )
-    types: Any = name
-    if scheme is not None:
-        check_scheme(scheme, method)
-        if known:  # a scheme beside the absolute positions stays
+    if spec.absolute:
+        known = kept if isinstance(kept, list) else [kept] if kept else []
+        if name in known and (method.learns or scheme is not None):
+            raise ConversionError(
+                f"position_embedding_type = {name!r}: {folder} has this scheme already and keeps it; choose another "
+                "one"
+            )
+        if scheme is None and {**spec.options, **options} != spec.options:
+            raise ConversionError(
+                f"position_options = {options}: {folder} has this scheme already, with {spec.options}; leave them out"
+            )
+        if scheme is not None:
+            check_scheme(scheme, method)
+        if scheme is not None and known:  # a scheme beside the absolute positions stays
             beside: dict[Any, Any] = spec.options if isinstance(kept, list) else {kept: spec.options}
             types, options = [*known, name], {**beside, name: options}
-    elif {**spec.options, **options} != spec.options:
-        raise ConversionError(
-            f"position_options = {options}: {folder} has this scheme already, with {spec.options}; leave them out"
-        )
-    return _from_dict(  # errors are about arguments of the caller
+        has_table = method.keeps_table and not (scheme and scheme.learned_input_table)
+    fields = spec.fields
+    # a method that changes the outputs may add a vector to the embeddings of all tokens
+    is_exact = method.exact or (scheme is None and not spec.absolute)
+    if fields.get("type_vocab_size") == 0 and not is_exact:
+        fields["type_vocab_size"] = 1
+    config: RelPosBertConfig = _from_dict(  # errors are about arguments of the caller
         RelPosBertConfig,
         "",
-        _with_token_types(spec.fields, method.exact),
+        fields,
         position_embedding_type=types,
-        position_options=spec.options if scheme is None else options,
-        absolute_position_embeddings=method.keeps_table and not (scheme and scheme.learned_input_table),
+        position_options=spec.options if scheme is None and (spec.absolute or not options) else options,
+        absolute_position_embeddings=has_table,
     )
-
-
-def _relative_config(
-    spec: CheckpointSpec, source: RelPosBertConfig, name: Any, options: dict[str, Any], method_name: str
-) -> RelPosBertConfig:
-    """The configuration of a result whose source is relative already: the source's, or one with terms to learn.
-
-    Args:
-        name: scheme of the result.
-        options: its options.
-        method_name: name of the method.
-
-    The others are those of `target_config`.
-
-    Raises:
-        ConversionError: for an invalid scheme, option or size.
-    """
-    method, is_own = METHODS[method_name], name == spec.scheme
-    config: RelPosBertConfig = _from_dict(
-        RelPosBertConfig,
-        "",
-        _with_token_types(spec.fields, method.exact or is_own),
-        position_embedding_type=name,
-        position_options=options or (spec.options if is_own else {}),
-        absolute_position_embeddings=False,
-    )
-    if same_positions(source, config) and not method.learns:
-        return source
+    if spec.absolute:
+        return config
     if same_positions(source, config):
+        if not method.learns:
+            return source
         raise ConversionError(
             f"position_embedding_type = {name!r}: the source has it already; choose another scheme or other options"
         )
     if not method.learns:
         raise ConversionError(
-            f"position_embedding_type = {name!r}, position_options = {options}: method = {method_name!r} keeps the "
+            f"position_embedding_type = {name!r}, position_options = {options}: method = {given.method!r} keeps the "
             f"source's scheme {source.position_embedding_type!r}; method = 'distil' learns another one from text"
         )
-    check_scheme(_find_scheme(name), method)
+    check_scheme(scheme or _find_scheme(name), method)
     return config
-
-
-def _with_token_types(fields: Mapping[str, Any], exact: bool) -> dict[str, Any]:
-    """The fields with at least one token type, to which a method that changes outputs may add a vector."""
-    changed = {} if exact or fields.get("type_vocab_size") != 0 else {"type_vocab_size": 1}
-    return {**fields, **changed}
 
 
 def _find_scheme(name: Any) -> type[Scheme]:
     """The scheme of that name.
 
     Raises:
-        ConversionError: for an unknown scheme, and several schemes.
+        ValueError: for an unknown scheme, and several schemes.
     """
     if isinstance(name, list):
         raise ConversionError(f"position_embedding_type = {name!r}: give one scheme, not a list")
-    with conversion_errors():
-        return find_scheme(name)
+    return find_scheme(name)
 
 
 def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:

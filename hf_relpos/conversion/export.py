@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ import transformers
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ..families.checkpoint import TOKENIZER_FILES, download
+from ..families.checkpoint import TOKENIZER_FILES, conversion_errors, download
 from ..families.errors import ConversionError, abbreviate
 from ..families.family import Family
-from ..families.loading import NOT_KEPT
+from ..families.loading import directly_read
 from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, recognise
-from ..families.registry import FAMILIES
+from ..families.registry import FAMILIES, NOT_KEPT
 from ..files import write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
@@ -37,6 +36,7 @@ NO_EFFECT = (
 )
 
 
+@conversion_errors()
 def export_checkpoint(
     source: str | Path | RelPosBertPreTrainedModel, out: str | Path, *, overwrite: bool = False
 ) -> str:
@@ -74,7 +74,7 @@ def export_checkpoint(
         warnings.warn(
             f"{out} has no tokenizer, because none was found in {origin or model.name_or_path or 'the model'}; save "
             "one there with tokenizer.save_pretrained, otherwise AutoTokenizer creates an empty one",
-            stacklevel=2,
+            stacklevel=3,
         )
     return name
 
@@ -97,10 +97,8 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
         raise ConversionError(
             f"source = '{folder}' is not a folder; give one that `save_pretrained` or `convert` wrote"
         )
-    try:
+    with conversion_errors(kinds=(OSError, ValueError)):
         config = RelPosBertConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ConversionError(str(error)) from error
     names = {head.__name__: head for head in HEADS.values()}
     name = (config.architectures or ["RelPosBertModel"])[0]
     if name not in names:
@@ -114,9 +112,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
     Raises:
         ConversionError: for a model whose outputs that class cannot compute.
     """
-    came_from = model.config.converted_from or {}
-    families = [each for name, each in FAMILIES.items() if each.read_directly and _is_from(came_from, name, each)]
-    family = families[0] if families else None
+    family = directly_read(model.config.converted_from or {})
     if family is None:
         known = ", ".join(repr(name) for name, each in FAMILIES.items() if each.read_directly)
         raise ConversionError(
@@ -146,13 +142,6 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
             "set it back, or keep the model in the format of hf_relpos"
         )
     return spec, heads[head]
-
-
-def _is_from(came_from: Mapping[str, Any], name: str, family: Family) -> bool:
-    """Whether `converted_from` names the family or, for BERT's model_type, has the field that marks it."""
-    if came_from.get("model_type") == family.marks and family.told_by_tensors:
-        return bool(family.marked(came_from, ()))
-    return came_from.get("model_type") == name
 
 
 def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
@@ -208,7 +197,7 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: s
             f"tensors that {name} does not have: {abbreviate(stray) or 'none'}; tensors that the model lacks: "
             f"{abbreviate(lost) or 'none'}. Merge adapters, and undo changes of the module tree"
         )
-    stock.load_state_dict(under_own_names(spec, own, tensors, base), assign=True)
+    stock.load_state_dict(under_own_names(spec, own, tensors), assign=True)
     stock.tie_weights()
     stock.config.dtype = model.dtype
     return stock

@@ -28,12 +28,12 @@ from ..families.checkpoint import (
     check_link,
     download,
     has_safetensors,
-    read_json,
 )
 from ..families.errors import ConversionError, abbreviate
 from ..families.paths import check_free, local_folder
 from ..families.privacy import without_local_paths
 from ..files import atomic_folder, check_writable, describe_write_error, write_json
+from ..models.checkpoint_files import read_json
 from ..models.saved_code.remote_code import own_files
 
 
@@ -109,7 +109,7 @@ def locate(
         allow_pickle: download pickled weights from a repository without safetensors.
 
     Raises:
-        ConversionError: for an unknown folder or repository, a failed download, modules whose weights are not in
+        ValueError: for an unknown folder or repository, a failed download, modules whose weights are not in
             safetensors, and as `read_layout`.
     """
     folder, commit = local_folder(source, revision), None
@@ -139,8 +139,8 @@ def read_layout(source: Path) -> Layout:
     """The layout of a folder.
 
     Raises:
-        ConversionError: for a modules.json without exactly one Transformer, with classes from code of the repository,
-            or with paths that name no folder in it.
+        ValueError: for a modules.json that is broken, without exactly one Transformer, with classes from code of the
+            repository, or with paths that name no folder in it.
     """
     listing = source / MODULES
     if not listing.is_file():
@@ -153,9 +153,7 @@ def read_layout(source: Path) -> Layout:
             remedy = "to convert the encoder alone, remove modules.json from a copy of the folder"
             raise ConversionError(f"{listing}: type = {kind!r} is remote code, which is not run; {remedy}")
         if not isinstance(path, str) or not _is_inside(path):
-            raise ConversionError(
-                f"{listing}: path = {path!r} is no folder inside; give the relative path of the module"
-            )
+            raise ConversionError(f"{listing}: path = {path!r} names no folder in it; give the module's relative path")
         (encoders if kind.endswith("Transformer") else modules).append(path)
     if len(encoders) != 1:
         raise ConversionError(
@@ -293,7 +291,7 @@ def _layout(folder: Path) -> Layout:
     """The layout of a folder; a plain layout if modules.json cannot be read."""
     try:
         return read_layout(folder)
-    except ConversionError:
+    except ValueError:
         return Layout()
 
 

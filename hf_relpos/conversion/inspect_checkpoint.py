@@ -20,11 +20,11 @@ from ..families.checkpoint import (
 from ..families.errors import ConversionError, UnsupportedError, abbreviate
 from ..families.family import first_class
 from ..families.loaded import planned_load
+from ..families.names import TABLE
 from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, recognise
 from ..families.registry import FAMILIES, OWN, resemblance
 from ..models.checkpoint_files import INDEX, WEIGHTS, check_weights, read_json, weight_files
-from ..models.loading import WITHOUT_POSITIONS
 from ..schemes.registry import STOCK_SCHEME
 from .folder import MODULES, SENTENCE_CONFIG
 
@@ -33,6 +33,7 @@ from .folder import MODULES, SENTENCE_CONFIG
 POSITION_TENSORS = ("position_embeddings", "distance_embedding", "rel_embeddings", "relative_attention_bias")
 
 
+@conversion_errors()
 def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[str, Any]:
     """Recognise a checkpoint by its config.json and the names and shapes of its tensors, which are not read.
 
@@ -61,9 +62,8 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
     here = local_folder(source, revision)
     folder = here or download(str(source), revision, "", files)[0]
     config = read_config(folder)
-    with conversion_errors():
-        weights = weight_files(folder)
-        check_weights(weights)
+    weights = weight_files(folder)
+    check_weights(weights)
     if here and not weights and not any(path for pattern in PICKLES for path in folder.glob(pattern)):
         raise ConversionError(f"{folder}: no {WEIGHTS} or {INDEX}; restore the weights")
     names = tensor_names(folder)
@@ -104,7 +104,7 @@ def _without_positions(spec: CheckpointSpec, names: list[str], source: str) -> s
     """Likely cause and remedy if an absolute checkpoint has no position table; empty if it has one."""
     if not names or not spec.absolute or spec.family is OWN or any(POSITION_TENSORS[0] in name for name in names):
         return ""
-    remedy = resemblance(names, source, spec.config.get("model_type", "")) or WITHOUT_POSITIONS.format(source=source)
+    remedy = resemblance(names, source, spec.config.get("model_type", ""), missing=[TABLE])
     return f"the weights have no table of positions. {remedy}"
 
 

@@ -1,8 +1,6 @@
 """The method that learns from text, `distil`: windows of text, the training, and the measurement."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +14,6 @@ from ..data.batching import pad_rows
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import load_tokenizer
-from ..families.checkpoint import conversion_errors
 from ..families.errors import ConversionError
 from ..families.names import is_scheme
 from ..live.optimize import optimize
@@ -48,11 +45,10 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
         The tensors that have changed, with a note on each.
 
     Raises:
-        ConversionError: for a decoder, too little text, and unsuitable options.
+        ValueError: for a decoder, too little text, and unsuitable options.
     """
     _check_options(model, conversion)
-    with conversion_errors():
-        tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
+    tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
     if conversion.window is not None:
         model.config.attention_window = conversion.window
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -67,10 +63,11 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
     fast = "bfloat16" if is_fast else "float32"
     conversion.details["computed"] = {"student": fast, "teacher": "float32", "on": processor_name(conversion.device)}
     with progress_bar(console, not console.quiet, first="reading the text") as progress:
-        with _optimized(student, teacher, fast):
+        # unpad=False: the hidden states of padding are needed
+        with optimize(student, fast, unpad=False), optimize(teacher, "float32", unpad=False):
             conversion.details["distillation"] = _distil(student, teacher, tokenizer, conversion, console, progress)
         trained = time.process_time()
-        with _optimized(student, teacher, "float32"):
+        with optimize(student, "float32", unpad=False), optimize(teacher, "float32", unpad=False):
             conversion.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, conversion, progress)
     conversion.details["cpu_seconds"] = {"distillation": trained - began, "check": time.process_time() - trained}
     conversion.details["speed"] = speed(student, teacher)
@@ -82,13 +79,6 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
     }
 
 
-@contextmanager
-def _optimized(student: torch.nn.Module, teacher: torch.nn.Module, precision: str) -> Iterator[None]:
-    """Context with fast products of both models, the student's in a precision. Hidden states of padding are needed."""
-    with optimize(student, precision, unpad=False), optimize(teacher, "float32", unpad=False):
-        yield
-
-
 def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> None:
     options, limit = conversion.options, conversion.limit
     if model.config.is_decoder:
@@ -98,7 +88,8 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
     length, tokens = options.length, conversion.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:
         raise ConversionError(
-            f"method_options['length'] = {length} is too long for {tokens} training tokens; give more steps"
+            f"method_options['length'] = {length} is too long for {tokens} training tokens; give more steps, "
+            "or a shorter length"
         )
 
 

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 import transformers
 
 from ..console import spinner
-from ..families.checkpoint import read_tensors, rename_and_validate
+from ..families.checkpoint import conversion_errors, read_tensors
 from ..families.errors import PoorConversionWarning
-from ..families.names import is_buffer, is_table
 from ..families.recognition import choose_head
+from ..families.tensors import rename_and_validate
 from ..files import write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..version import __version__
@@ -26,7 +25,7 @@ from .folder import REPORT, check_target, copy_companions, new_folder
 from .learn import learn
 from .plan import Conversion, plan_conversion
 from .report import ConversionReport, Step, has_vocabulary, list_steps
-from .verify import compare_outputs, compare_tensors, has_reference
+from .verify import compare_outputs, compare_tensors
 
 
 APPLY: dict[str, Apply] = {"keep": keep, "drop": drop, "distil": learn, "exact": keep}
@@ -40,6 +39,7 @@ NO_TOKENIZER = (
 )
 
 
+@conversion_errors()
 def convert(
     source: str | Path,
     out: str | Path,
@@ -108,42 +108,33 @@ def convert(
     renamed = rename_relative(conversion)
     with spinner("converting", progress and not conversion.method.learns):  # learning has its own progress bars
         model, changed = build_model(conversion, renamed, APPLY[conversion.given.method])
-    steps = list_steps(model, renamed, changed, conversion.head.left_behind)
+    steps = list_steps(model, renamed, changed, conversion.left_behind)
     with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
         files, reloaded = _write(unfinished, conversion, model)
         compare_tensors(model, reloaded, renamed, steps)
-        is_compared = conversion.method.exact and has_reference(conversion)
+        is_compared = conversion.method.exact and conversion.spec.family.stock is not None
         difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
         report = _report(conversion, reloaded, steps, files, difference)
         write_json(unfinished / REPORT, report.to_dict(), indent=2)
         write_card(unfinished, conversion, report, reloaded)
     if failed := "; ".join(report.failed_thresholds):
         poor = f"{out}: the result was written, but is not close to its source: {failed}"
-        warnings.warn(f"{poor}. Try more steps, or train it further", PoorConversionWarning, stacklevel=2)
+        warnings.warn(f"{poor}. Try more steps, or train it further", PoorConversionWarning, stacklevel=3)
     return report
 
 
 def _read(conversion: Conversion) -> Conversion:
     """Read, check and rename the weights; without a head if they have none and the caller did not choose it."""
-    spec, head, folder = conversion.spec, conversion.head, conversion.source.folder
+    spec, folder = conversion.spec, conversion.source.folder
     raw = spec.unpack(read_tensors(folder, conversion.given.allow_pickle))
     stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
     any_head = conversion.layout.listed and conversion.given.architecture is None
     if any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves only the encoder, but with the class name of the original model
-        head = choose_head(spec, folder, f"{spec.family.class_prefixes[0]}Model")
-    source = replace(conversion.source, architecture=head.stock)
-    conversion = replace(conversion, source=source, spec=spec.with_head(head.source), head=head)
-    checkpoint = rename_and_validate(
-        source,
-        raw,
-        expected=expected_shapes(conversion),
-        rename=partial(conversion.spec.rename, base=head.stock == "BertModel"),
-        tied=conversion.source_config.tie_word_embeddings,
-        unused=lambda stock: is_buffer(stock) or (is_table(stock) and not spec.absolute),
-        cut=spec.cut,
-    )
-    return replace(conversion, source=checkpoint)
+        spec, _ = choose_head(spec, folder, f"{spec.family.class_prefixes[0]}Model")
+        conversion = replace(conversion, spec=spec, left_behind="")
+    tied = conversion.source_config.tie_word_embeddings
+    return replace(conversion, source=rename_and_validate(folder, spec, raw, expected_shapes(conversion), tied))
 
 
 def _write(
@@ -169,7 +160,7 @@ def _report(
     difference: float | None,
 ) -> ConversionReport:
     """The report of what was written."""
-    source, config, given, left = conversion.source, conversion.config, conversion.given, conversion.head.left_behind
+    config, given, left = conversion.config, conversion.given, conversion.left_behind
     notes = [conversion.abilities]
     if conversion.method.exact and difference is None:
         notes.append(NOT_COMPARED)
@@ -178,17 +169,17 @@ def _report(
     if conversion.layout.listed and not has_vocabulary(files):
         notes.append(NO_TOKENIZER)
     return ConversionReport(
-        source=source.name,
-        revision=source.revision,
+        source=str(given.source),
+        revision=conversion.revision,
         out=str(given.out),
-        architecture=conversion.head.source,
+        architecture=conversion.spec.head,
         converted_to=type(model).__name__,
         method=given.method,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
         method_options=vars(conversion.options),
         arguments=conversion.arguments,
-        dtype=str(source.dtype).removeprefix("torch."),
+        dtype=str(conversion.source.dtype).removeprefix("torch."),
         steps=steps,
         difference=difference,
         files=files,

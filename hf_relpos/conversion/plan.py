@@ -11,11 +11,12 @@ import torch
 
 from ..data.seed import check_seed
 from ..data.text import pair_fields, paths_or_documents
-from ..families.checkpoint import Checkpoint, conversion_errors, read_config, tensor_names
+from ..families.checkpoint import read_config, tensor_names
 from ..families.errors import ConversionError
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_table
-from ..families.recognition import CheckpointSpec, Head, choose_head, recognise
+from ..families.recognition import CheckpointSpec, choose_head, recognise
+from ..families.tensors import Checkpoint
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import check_options, nearest
@@ -37,9 +38,10 @@ class Conversion:
         target: the folder to write, with links resolved.
         source: the checkpoint; without tensors until they are read.
         top: folder of the source, in which that of the checkpoint may lie.
+        revision: commit of the Hub repository; None for a local folder.
         layout: layout of that folder.
         spec: description of the source.
-        head: head of the source.
+        left_behind: a note on tensors of a head that is dropped; empty for none.
         source_config: the configuration of the source as a RelPosBertConfig.
         config: the configuration of the result.
         options: options of the method.
@@ -52,9 +54,10 @@ class Conversion:
     target: Path
     source: Checkpoint
     top: Path
+    revision: str | None
     layout: Layout
     spec: CheckpointSpec
-    head: Head
+    left_behind: str
     source_config: RelPosBertConfig
     config: RelPosBertConfig
     options: SimpleNamespace
@@ -137,7 +140,7 @@ class Conversion:
         """
         names = [text.name for text in self.texts or () if isinstance(text, Path)]
         arguments = {name: value for name, value in vars(self.given).items() if name not in NOT_REPORTED}
-        arguments |= {"texts": None if self.texts is None else names, "revision": self.source.revision}
+        arguments |= {"texts": None if self.texts is None else names, "revision": self.revision}
         arguments |= {"field": None if self.given.field == "text" else self.given.field}
         if not self.method.learns:
             del arguments["seed"]
@@ -154,7 +157,7 @@ def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
         target: the folder to write, with links resolved.
 
     Raises:
-        ConversionError: for an argument that is invalid or does not fit the source.
+        ValueError: for an argument that is invalid or does not fit the source.
     """
     if given.method is not None and given.method not in METHODS:
         known = ", ".join(METHODS)
@@ -164,22 +167,21 @@ def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
             raise ConversionError(
                 f"{name} = {options!r} is not a mapping; give names and values, such as {{'clip': 32}}"
             )
-    with conversion_errors():
-        check_seed(given.seed)
+    check_seed(given.seed)
     top, commit, layout = locate(given.source, given.revision, given.allow_pickle)
     check_apart(top, target)  # the cache of the Hub
     folder = top / layout.encoder
-    saved = read_config(folder)
-    spec = recognise(folder, saved, tensor_names(folder, given.allow_pickle))
-    head = choose_head(spec, folder, given.architecture)
-    spec = spec.with_head(head.source)
+    spec = recognise(folder, read_config(folder), tensor_names(folder, given.allow_pickle))
+    spec, left_behind = choose_head(spec, folder, given.architecture)
     choose_method(given, spec, folder)
     texts = check_text(given)
     options, device = resolve_options(given), check_device(given)
     own = source_config(folder, spec)
     config = target_config(folder, spec, own, given, getattr(options, "length", None) or 0)
-    checkpoint = Checkpoint(str(given.source), folder, commit, saved, head.stock)
-    return Conversion(given, target, checkpoint, top, layout, spec, head, own, config, options, texts, device)
+    source = Checkpoint(folder)
+    return Conversion(
+        given, target, source, top, commit, layout, spec, left_behind, own, config, options, texts, device
+    )
 
 
 def choose_method(given: SimpleNamespace, spec: CheckpointSpec, folder: Path) -> None:
@@ -206,7 +208,7 @@ def check_text(given: SimpleNamespace) -> list[Path] | list[str] | None:
     """The texts, which can be iterated over several times; None for none.
 
     Raises:
-        ConversionError: for missing texts, texts that the method does not read, and wrong fields.
+        ValueError: for missing texts, texts that the method does not read, and wrong fields.
     """
     method, texts, fields = given.method, given.texts, given.field
     learns = METHODS[str(method)].learns
@@ -216,14 +218,13 @@ def check_text(given: SimpleNamespace) -> list[Path] | list[str] | None:
         raise ConversionError(
             f"texts were given, but method = {method!r} does not use them; leave them out, or use method = 'distil'"
         )
-    with conversion_errors():
-        found = None if texts is None else paths_or_documents(texts)
-        if found is not None and isinstance(found[0], Path):
-            pair_fields(found, fields)
-        elif fields != "text":
-            raise ConversionError(
-                f"field = {fields!r} (--field) requires files with fields; leave it out, or give texts as paths"
-            )
+    found = None if texts is None else paths_or_documents(texts)
+    if found is not None and isinstance(found[0], Path):
+        pair_fields(found, fields)
+    elif fields != "text":
+        raise ConversionError(
+            f"field = {fields!r} (--field) requires files with fields; leave it out, or give texts as paths"
+        )
     return found
 
 
@@ -237,7 +238,7 @@ def check_device(given: SimpleNamespace) -> torch.device:
         return torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConversionError(
-            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without a launcher"
+            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without torchrun"
         )
     name = given.device or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
@@ -256,9 +257,8 @@ def resolve_options(given: SimpleNamespace) -> SimpleNamespace:
     """The options of the method with its defaults.
 
     Raises:
-        ConversionError: for an unknown option or an invalid value; names field, value and remedy.
+        ValueError: for an unknown option or an invalid value; names field, value and remedy.
     """
     known, options = METHODS[given.method].options, given.method_options or {}
-    with conversion_errors():
-        check_options(options, known, "method_options", f"method = {given.method!r}")
+    check_options(options, known, "method_options", f"method = {given.method!r}")
     return SimpleNamespace(**{name: option.default for name, option in known.items()} | dict(options))

@@ -9,11 +9,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..evaluation.model_fidelity import Fidelity, failed_thresholds
-from ..families.checkpoint import TOKENIZER_FILES, Checkpoint
+from ..families.checkpoint import TOKENIZER_FILES
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_buffer, is_scheme, is_table
 from ..families.privacy import last_name
+from ..families.tensors import Checkpoint
 from ..models.modeling_relpos_bert import HEADS
 
 
@@ -92,6 +93,11 @@ class ConversionReport:
     versions: dict[str, str]
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def public_source(self) -> str:
+        """The Hub repository, or the name of a local folder without its parents."""
+        return self.source if self.revision else last_name(self.source)
 
     @property
     def auto_class(self) -> str:
@@ -188,7 +194,7 @@ class ConversionReport:
 
         They contain no local paths: a local source is named without folders, and `out` is omitted.
         """
-        content = asdict(self) | {"source": self.source if self.revision else last_name(self.source)}
+        content = asdict(self) | {"source": self.public_source}
         del content["out"]
         plain: dict[str, Any] = json.loads(json.dumps({**content, "totals": self.totals}))
         return plain
@@ -230,7 +236,7 @@ def list_steps(
         note = f"rows 0 to {len(front) - 1}, which only padding uses"
         steps.append(Step("dropped", source.origin[name], None, tuple(front.shape), front.numel(), note))
     for name, tensor in source.extra.items():
-        note = left_behind or f"not a part of {source.architecture}"
+        note = left_behind or f"not a part of {type(model).__name__.removeprefix('RelPos')}"
         kind = "dropped"
         if is_buffer(name):
             note = "a buffer of an older release"

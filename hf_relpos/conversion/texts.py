@@ -62,7 +62,12 @@ def learning_windows(conversion: Conversion, tokenizer: Any, model: PreTrainedMo
         steps = -(-windows.tokens // (batch * SHORT_STEPS))
         tokens = steps * max(1, batch // length) * length
         windows = windows.joined(gather(conversion, tokenizer, "fit", tokens, (length,), seed + 3, 0.0))
-    windows = pair_windows(windows, *_layout_and_share(conversion, tokenizer), limit, seed)
+    layout, share = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None, options.pairs
+    if layout is None and share:
+        raise ConversionError(
+            f"method_options['pairs'] = {share}: the source or its tokenizer has no token types; leave the option out"
+        )
+    windows = pair_windows(windows, layout, PAIRS if share is None else share, limit, seed)
     windows = mask_windows(windows, model, tokenizer, options.mask, seed)
     conversion.details["text"] = {
         "tokens": windows.tokens,
@@ -102,23 +107,6 @@ def gather(
         with suppress(TextError) if part == "check" else conversion_errors("texts: "):
             found.append(cut(source, -(-tokens // len(sources))))
     return found[0].joined(*found[1:]) if found else Windows([], 0.0, tokens)
-
-
-def _layout_and_share(conversion: Conversion, tokenizer: Any) -> tuple[PairLayout | None, float]:
-    """The layout of segment pairs, None if there are none, and their share of the windows.
-
-    Raises:
-        ConversionError: if a share is given for a source without segment pairs.
-    """
-    share = conversion.options.pairs
-    if share == 0:
-        return None, 0.0
-    layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
-    if layout is None and share is not None:
-        raise ConversionError(
-            f"method_options['pairs'] = {share}: the source or its tokenizer has no token types; leave the option out"
-        )
-    return layout, PAIRS if share is None else share
 
 
 def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share: float, seed: int) -> Windows:

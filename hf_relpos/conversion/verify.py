@@ -9,11 +9,10 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..families.checkpoint import Checkpoint
 from ..families.errors import ConversionError
-from ..families.names import inverse
 from ..families.recognition import CheckpointSpec
 from ..families.registry import OWN
+from ..families.tensors import Checkpoint
 from .build import ARCHITECTURES
 from .configurations import stock_config
 from .plan import Conversion
@@ -35,11 +34,10 @@ def compare_tensors(
         ConversionError: names the first tensor that differs.
     """
     written, read = model.state_dict(), reloaded.state_dict()
-    restored = {**read, **inverse(read)}
     reused = {step.target for step in steps if step.kind == "reused"}
     for name in written.keys() | read.keys():
         intact = name in written and name in read and identical(written[name], read[name])
-        if not intact or (name in reused and not identical(restored[name], source.tensors[name])):
+        if not intact or (name in reused and not identical(read[name], source.tensors[name])):
             damage = f"{name} differs from what was written when it is read back, so the result was removed"
             raise ConversionError(f"{damage}; check the disk, and report this if it happens again")
 
@@ -47,11 +45,6 @@ def compare_tensors(
 def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether dtypes, shapes and values are equal."""
     return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def has_reference(conversion: Conversion) -> bool:
-    """Whether there is a class of the source whose outputs can be compared."""
-    return conversion.spec.family is OWN or conversion.spec.family.stock is not None
 
 
 @torch.no_grad()
@@ -75,7 +68,7 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
     tolerance = max(tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
-    shape = (1, 2, length) if source.architecture == "BertForMultipleChoice" else (2, length)
+    shape = (1, 2, length) if spec.architecture == "BertForMultipleChoice" else (2, length)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         original = source_model(conversion, model)
@@ -136,7 +129,7 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     """
     source, spec = conversion.source, conversion.spec
     if spec.family is OWN:
-        kind = ARCHITECTURES[source.architecture]
+        kind = ARCHITECTURES[spec.architecture]
         own = kind.from_pretrained(
             source.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
         )
@@ -146,24 +139,24 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
         return own.eval()
     config = stock_config(source.folder, spec)
     config._attn_implementation = "eager"
-    base = source.architecture == "BertModel"
-    name = source.architecture if spec.family.stock == "bert" else conversion.head.source
+    base = spec.architecture == "BertModel"
+    name = spec.architecture if spec.family.stock == "bert" else spec.head
     stock = getattr(transformers, name)(config)
+    tensors = {**model.state_dict(), **source.tensors}
+    tensors |= {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
     if (terms := spec.legacy_terms) is not None:
         stock.base_model.embeddings.position_embeddings = NoPositions()
         prefix = "" if base else "bert."
         for number, layer in enumerate(stock.base_model.encoder.layer):
             table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
             layer.attention.self = LegacySelfAttention(layer.attention.self, terms, spec.options, table)
-    whole = {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
-    tensors = {**model.state_dict(), **source.tensors, **whole}
     stock = stock.double().eval()
-    stock.load_state_dict(under_own_names(spec, stock.state_dict(), tensors, base))
+    stock.load_state_dict(under_own_names(spec, stock.state_dict(), tensors))
     return stock
 
 
 def under_own_names(
-    spec: CheckpointSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], base: bool
+    spec: CheckpointSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Convert tensors to the names and layout of the source's class.
 
@@ -171,8 +164,8 @@ def under_own_names(
         spec: description of the source.
         own: state dict of that class, for its names and shapes.
         tensors: tensors with the names of stock BERT.
-        base: for BertModel, which is the encoder itself.
     """
+    base = spec.architecture == "BertModel"
     return spec.pack({name: tensors[spec.rename(name, base)[0]] for name in spec.unpack(own)})
 
 

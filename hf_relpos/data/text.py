@@ -105,7 +105,10 @@ def _kind(text: str | Path) -> str:
 
 
 def read_texts(
-    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text", skip_unreadable: bool = False
+    sources: str | Path | Iterable[str | Path],
+    field: str | Sequence[str] = "text",
+    skip_unreadable: bool = False,
+    by_line: bool = False,
 ) -> Iterator[str]:
     """Read the documents of files or folders, one after the other.
 
@@ -117,6 +120,7 @@ def read_texts(
         sources: one or several.
         field: key or column of the text: one for all of them, or one for each.
         skip_unreadable: leave out, with a warning, what follows an error in a file.
+        by_line: each line of a `.txt` file is a text, not each paragraph.
 
     Raises:
         TextError: for files that are missing, of another kind, not UTF-8 text, or without that field; for values that
@@ -125,7 +129,7 @@ def read_texts(
     for source, own_field in pair_fields(sources, field):
         path = find_text(source)
         for file in _files_in(path) if path.is_dir() else [path]:
-            yield from (text for text in _read_file(file, own_field, skip_unreadable) if text.strip())
+            yield from (text for text in _read_file(file, own_field, skip_unreadable, by_line) if text.strip())
 
 
 def check_texts(sources: Iterable[str | Path], field: str | Sequence[str]) -> None:
@@ -169,12 +173,12 @@ def _files_in(folder: Path) -> list[Path]:
     return files
 
 
-def _read_file(path: Path, field: str, skip_unreadable: bool) -> Iterator[str]:
+def _read_file(path: Path, field: str, skip_unreadable: bool, by_line: bool) -> Iterator[str]:
     try:
         if text_suffix(path) in (".txt", ".md"):
             with open_text(path) as file:
-                for number, text in enumerate(_paragraphs(file), 1):
-                    yield text_field(path, number, "paragraph", text)
+                for number, text in enumerate(file if by_line else _paragraphs(file), 1):
+                    yield text_field(path, number, "line" if by_line else "paragraph", text.strip())
             return
         for number, record in enumerate(iterate_records(path, [field], "name one of these with field (--field)"), 1):
             if record[field] is not None:  # skips JSON's null

@@ -249,5 +249,6 @@ def pair_windows(windows: Windows, layout: PairLayout | None, share: float, limi
 
 def unknown_tokens_note(rate: float) -> str:
     """A note on a share of unknown tokens with which the text may not be in the model's language; empty below it."""
-    asked = "is the text in the language of the model?"
-    return f"{100 * rate:.0f} % of the tokens are unknown to the tokenizer; {asked}" * (rate > MAX_UNKNOWN_RATE)
+    if rate <= MAX_UNKNOWN_RATE:
+        return ""
+    return f"{100 * rate:.0f} % of the tokens are unknown to the tokenizer; is the text in the language of the model?"

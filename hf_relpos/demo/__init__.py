@@ -4,7 +4,6 @@
 parts of two public-domain novels that it was not trained on.
 """
 
-import lzma
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from transformers.utils import logging
 
 from ..console import print_table, timed_step
 from ..conversion import convert
+from ..data.records import read_lines
 from ..evaluation import masked_agreement
 from ..evaluation.loading import load_model, load_tokenizer
 
@@ -32,8 +32,7 @@ EXCERPT = 64
 
 def read_text(part: str) -> list[str]:
     """Paragraphs of `train` (She, by H. R. Haggard) or `eval` (Treasure Island, by R. L. Stevenson)."""
-    with lzma.open(HERE / "text" / f"{part}.txt.xz", "rt", encoding="utf-8") as file:
-        return file.read().splitlines()
+    return read_lines(HERE / "text" / f"{part}.txt.xz")
 
 
 def run_demo(

@@ -137,7 +137,8 @@ def load_quietly(
     resized = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
     for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in resized):
         raise ValueError(
-            f"{name}: {key} has shape {tuple(found)}, but config.json requires {tuple(expected)}; restore both"
+            f"{name}: {key} has shape {tuple(found)}, but config.json requires {tuple(expected)}; correct it, or "
+            "restore the weights"
         )
     if isinstance(model, BertPreTrainedModel):
         check_encoder(model, info, name, arguments)
@@ -154,19 +155,17 @@ def load_tokenizer(name: str | Path, vocab_size: int | None = None, **arguments:
     Raises:
         ValueError: if there is none, or if it has more tokens.
     """
-    reason = ""
     try:
         with loading_errors(name):
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **arguments)
         # for a folder without tokenizer files, Transformers v5 returns an empty tokenizer without an error
         if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
-            reason = "it knows no tokens but special ones"
-    except Exception as error:  # tokenizers raises plain Exceptions for broken files
-        reason = shorten(f"{type(error).__name__}: {error}", 400, placeholder=" …")
-    if reason:
+            raise ValueError("it knows no tokens but special ones")
+    except ValueError as error:
+        reason = shorten(str(error), 400, placeholder=" …")
         raise ValueError(
             f"{name}: no tokenizer could be loaded ({reason}); save one there with `tokenizer.save_pretrained`"
-        )
+        ) from error
     if vocab_size is not None and len(tokenizer) > vocab_size:
         sizes = f"the tokenizer has {len(tokenizer)} tokens, but the model has vocab_size = {vocab_size}"
         raise ValueError(f"{name}: {sizes}; give the tokenizer that the model was trained with")

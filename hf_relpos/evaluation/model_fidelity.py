@@ -224,22 +224,19 @@ def fidelity(
         if student_limit is not None and length > student_limit:
             skipped[length] = f"the student reads at most {student_limit} tokens"
             continue
+        size = None if limit is None or length <= limit else limit  # of the teacher's windows
         found, others = [], []
-        masked = other_windows = None
-        if limit is None or length <= limit:
-            reference = "teacher"
-            for _, ids, mask in batches(length, windows):
-                found.append(cosines(hidden_states(teacher, ids, mask), hidden_states(student, ids, mask), mask))
-            if mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
-                masked = masked_agreement(teacher, student, windows, mask_token_id, seed)
-        else:
-            reference = "windowed teacher"
-            for rows, ids, mask in batches(length, windows):
-                target = read_in_windows(rows, limit // 2)
-                found.append(cosines(target, hidden_states(student, ids, mask), mask))
-                others.append(cosines(read_in_windows(rows, 3 * limit // 8), target, mask)[0])
-            other_windows = float(torch.cat(others).mean())
+        for rows, ids, mask in batches(length, windows):
+            target = hidden_states(teacher, ids, mask) if size is None else read_in_windows(rows, size // 2)
+            found.append(cosines(target, hidden_states(student, ids, mask), mask))
+            if size is not None:
+                others.append(cosines(read_in_windows(rows, 3 * size // 8), target, mask)[0])
+        masked = None
+        if size is None and mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
+            masked = masked_agreement(teacher, student, windows, mask_token_id, seed)
         token, sentence = (float(torch.cat(each).mean()) for each in zip(*found, strict=True))
         counts = length, len(windows), sum(map(len, windows))
+        reference = "teacher" if size is None else "windowed teacher"
+        other_windows = float(torch.cat(others).mean()) if others else None
         lengths.append(LengthFidelity(*counts, reference, token, sentence, masked, other_windows))
     return Fidelity(limit, student_limit, pooling, lengths, skipped)

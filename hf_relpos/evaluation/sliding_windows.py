@@ -53,10 +53,6 @@ class OverlappingWindows:
         first = torch.zeros(1, dtype=torch.long)
         return cls(columns, torch.cat([first, window]), torch.cat([first, position]))
 
-    def to(self, device: torch.device) -> "OverlappingWindows":
-        """The same windows on a device."""
-        return OverlappingWindows(self.columns.to(device), self.window.to(device), self.position.to(device))
-
     def merge(self, states: torch.Tensor) -> torch.Tensor:
         """Merge (W, w, …) to (L, …): a token gets the values of its window, the first token the mean over windows."""
         merged = states[self.window, self.position]

@@ -3,15 +3,14 @@
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from ..data.records import open_text, text_suffix
-from ..data.text import TextError, find_text, pair_fields, read_texts
+from ..data.text import TextError, read_texts
 from ..families.checkpoint import snapshot
 from ..families.paths import local_folder
 from ..live import optimize
@@ -21,7 +20,6 @@ from .loading import load_tokenizer, loading_errors
 
 
 MOST_TEXTS, BATCH = 256, 32
-PLAIN = (".txt", ".md")
 LONGEST = 512  # tokens of a text, where the tokenizer has no limit
 
 
@@ -37,7 +35,7 @@ def measure_gain(
 
     Args:
         name: folder or Hub repository, loaded as sentence-transformers' class that it is of, or else by AutoModel.
-        text: sources as of `read_texts`; of plain text each line is a text. `MOST_TEXTS` of them are read.
+        text: sources as of `read_texts`, by line. `MOST_TEXTS` of them are read.
         field: as of `read_texts`.
         precision, padding: as of `optimize`.
 
@@ -52,7 +50,7 @@ def measure_gain(
     Raises:
         ValueError: for an unknown model, and for text that cannot be read or has none.
     """
-    texts = list(itertools.islice(_texts(text, field), MOST_TEXTS))
+    texts = list(itertools.islice(read_texts(text, field, by_line=True), MOST_TEXTS))
     if not texts:
         raise TextError(f"text = {', '.join(text)}: there is none; give a file with the texts that you compute")
     with loading_errors(name):
@@ -83,17 +81,6 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
         f"cosine of the outputs with those before: {gain['cosine']:.4f}, least {gain['least']:.4f}; largest "
         f"difference {gain['difference']:.0e} of the largest value"
     )
-
-
-def _texts(sources: Sequence[str], field: str | Sequence[str]) -> Iterator[str]:
-    """Documents, but for a file of plain text, whose lines are texts."""
-    for source, own_field in pair_fields(sources, field):
-        path = find_text(source)
-        if path.is_dir() or text_suffix(path) not in PLAIN:
-            yield from read_texts(source, own_field)
-        else:
-            with open_text(path) as lines:
-                yield from filter(None, map(str.strip, lines))
 
 
 def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]], Any]]:

@@ -155,13 +155,12 @@ def module_of(model: Any, caller: str) -> nn.Module:
 def models_in(model: Any) -> Iterator[tuple[str, PreTrainedModel]]:
     """The outermost models of Transformers inside, with the prefix of their names."""
     root = module_of(model, "unfilled_buffers")
-    names: list[str] = []
+    prefixes: list[str] = []
     for name, module in root.named_modules():
-        inside = any(name.startswith(f"{outer}.") or outer == "" for outer in names)
-        if isinstance(module, PreTrainedModel) and not inside:
-            names.append(name)
-            yield f"{name}." if name else "", module
-    if not names:
+        if isinstance(module, PreTrainedModel) and not name.startswith(tuple(prefixes)):
+            prefixes.append(f"{name}." if name else "")
+            yield prefixes[-1], module
+    if not prefixes:
         raise TypeError(f"there is no PreTrainedModel in a {type(model).__name__}; give the loaded model")
 
 

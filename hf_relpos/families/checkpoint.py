@@ -1,28 +1,27 @@
-"""Read a checkpoint of any release: locate it, check it, rename its tensors as in stock BERT.
+"""Read the files of a checkpoint of any release: locate, download and check them.
 
 It reads JSON and safetensors, and pickles of tensors if the caller asks for it. It never runs code of a repository.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from ..models import checkpoint_files
 from ..models.checkpoint_files import INDEX, WEIGHTS, variant_name
 from ..models.checks import without_kernels
-from ..models.loading import WITHOUT_POSITIONS, in_body
-from .errors import ConversionError, abbreviate, check_shape
-from .names import TIES, Tie, is_buffer, is_table
+from .errors import ConversionError, abbreviate
 from .paths import check_source
-from .registry import resemblance
 
 
+# What a configuration raises for its fields.
+FIELD_ERRORS = (StrictDataclassError, TypeError, ValueError)
 PICKLED_WEIGHTS = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 SAFETENSORS_FILES = ("model*.safetensors", INDEX)
@@ -36,39 +35,6 @@ TOKENIZER_FILES = tuple(
     ).split()
 )
 CARD = "README.md"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint whose tensors have their stock names.
-
-    Attributes:
-        name: name given by the caller.
-        folder: local folder, downloaded if the checkpoint is on the Hub.
-        revision: commit of the Hub repository; None for a local folder.
-        config: content of config.json.
-        architecture: stock class.
-        tensors: tensors by stock name, of one dtype, complete except for a missing pooler of BertModel.
-        origin: name in the file by stock name, also for tensors in `extra`.
-        extra: tensors that are not in the architecture, by stock name.
-        cut: first rows of tensors, by stock name, which are removed; `tensors` has the other rows.
-    """
-
-    name: str
-    folder: Path
-    revision: str | None
-    config: dict[str, Any]
-    architecture: str
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    origin: dict[str, str] = field(default_factory=dict)
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)
-    cut: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The common dtype of the tensors."""
-        return next(iter(self.tensors.values())).dtype
 
 
 def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> tuple[Path, str]:
@@ -128,18 +94,14 @@ def _no_match(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def conversion_errors(prefix: str = "") -> Iterator[None]:
-    """Raise a ValueError of the block as a ConversionError, with a prefix."""
+def conversion_errors(prefix: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Raise errors of a block as a ConversionError, with a prefix; a ConversionError as it is."""
     try:
         yield
-    except ValueError as error:
+    except ConversionError:
+        raise
+    except kinds as error:
         raise ConversionError(f"{prefix}{error}") from error
-
-
-@conversion_errors()
-def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """As `checkpoint_files.read_json`, with a ConversionError."""
-    return checkpoint_files.read_json(path, kind)
 
 
 def check_link(path: Path, folder: Path) -> None:
@@ -164,12 +126,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a checkpoint.
 
     Raises:
-        ConversionError: for a folder without config.json, and a quantised model.
+        ValueError: for a folder without a readable config.json, and a quantised model.
     """
     path = folder / "config.json"
-    with conversion_errors():
-        checkpoint_files.check_config(folder)
-    config = without_kernels(read_json(path), path)
+    checkpoint_files.check_config(folder)
+    config = without_kernels(checkpoint_files.read_json(path), path)
     if config.get("quantization_config"):
         raise ConversionError(
             f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"
@@ -191,7 +152,7 @@ def read_tensors(folder: Path, allow_pickle: bool = False, variant: str | None =
         variant: as `from_pretrained` takes it, such as `fp16`.
 
     Raises:
-        ConversionError: for a folder without readable weights, and for files that are missing, truncated or corrupt.
+        ValueError: for a folder without readable weights, and for files that are missing, truncated or corrupt.
     """
     readers = {WEIGHTS: _read_file, INDEX: _read_file}
     if allow_pickle:
@@ -231,23 +192,18 @@ def tensor_names(folder: Path, allow_pickle: bool = False, variant: str | None =
     return names
 
 
-@conversion_errors()
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Read all tensors of the files in an index by the function that reads one of them."""
     where = checkpoint_files.read_index(folder / index)
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(set(where.values())):
-        path = folder / shard
-        inside = read(path)
-        names = [name for name, file in where.items() if file == shard]
-        lost = [name for name in names if name not in inside]
-        if lost:
-            raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {index} expects there; restore the file")
-        tensors.update((name, inside[name]) for name in names)
+        tensors |= {name: tensor for name, tensor in read(folder / shard).items() if where.get(name) == shard}
+    if lost := [name for name in where if name not in tensors]:
+        path = folder / where[lost[0]]
+        raise ConversionError(f"{path}: lacks {abbreviate(lost)}, which {index} expects there; restore the file")
     return tensors
 
 
-@conversion_errors()
 def _read_file(path: Path) -> dict[str, torch.Tensor]:
     with checkpoint_files.open_tensors(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}
@@ -278,111 +234,3 @@ def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
             "alone"
         )
     return {name: tensor.detach() for name, tensor in content.items()}
-
-
-def rename_and_validate(
-    source: Checkpoint,
-    raw: Mapping[str, torch.Tensor],
-    expected: Mapping[str, torch.Size],
-    rename: Callable[[str], list[str]],
-    tied: bool,
-    unused: Callable[[str], bool] = is_buffer,
-    cut: int = 0,
-) -> Checkpoint:
-    """Rename the tensors of a source to their stock names, check them, and add both names of tied tensors.
-
-    Args:
-        source: the source without tensors.
-        raw: tensors by name in the file.
-        expected: shape of every tensor of the architecture with this configuration, by stock name.
-        rename: maps a name in the file to stock names: one, or several for a tensor that layers share.
-        tied: `config.tie_word_embeddings`.
-        unused: whether a stock name in the body may be ignored.
-        cut: number of first rows of the absolute position embeddings to remove.
-
-    Returns:
-        The source with its tensors.
-
-    Raises:
-        ConversionError: for names that collide, tensors that are missing or not in the architecture, shapes
-            that differ from the configuration's, quantised weights, and values that are not finite.
-    """
-    folder, base = source.folder, source.architecture == "BertModel"
-    renamed: dict[str, torch.Tensor] = {}
-    origin: dict[str, str] = {}
-    for name, tensor in raw.items():
-        for stock in rename(name):
-            if stock in renamed:
-                raise ConversionError(
-                    f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
-                )
-            renamed[stock], origin[stock] = tensor, name
-    for tie in TIES:
-        if tie.name in expected and tie.other in expected:
-            _complete(folder, renamed, origin, tie, tied)
-
-    tensors = {name: renamed[name] for name in expected if name in renamed}
-    extra = {name: tensor for name, tensor in renamed.items() if name not in expected}
-    missing = [name for name in expected if name not in renamed]
-    if base and all(name.startswith("pooler.") for name in missing) and len(missing) in (0, 2):
-        missing = []  # masked language models are saved without it; it is initialised at random, as in stock BERT
-    if missing:
-        lack = (
-            f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {source.architecture}: "
-            f"{abbreviate(missing)}"
-        )
-        if looks := resemblance(raw, folder, source.config.get("model_type", "bert")):
-            raise ConversionError(f"{lack}. {looks}")
-        if all(is_table(name) for name in missing):
-            raise ConversionError(f"{lack}. {WITHOUT_POSITIONS.format(source=folder)}")
-        remedy = "restore the file"
-        if not any(in_body(name) for name in missing):
-            remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
-        raise ConversionError(f"{lack}; {remedy} (the file holds {abbreviate(sorted(raw), 2)})")
-    stray = list(dict.fromkeys(origin[name] for name in extra if in_body(name) and not unused(name)))
-    if stray:
-        raise ConversionError(
-            f"{folder}: {abbreviate(stray)}: not part of a BERT of this "
-            "configuration (num_hidden_layers, add_cross_attention); leaving weights out would change the outputs. "
-            "Correct config.json, or remove the tensors if they are unused"
-        )
-    for name, tensor in tensors.items():
-        more = cut if is_table(name) else 0
-        _check_tensor(folder, origin[name], tensor, torch.Size((expected[name][0] + more, *expected[name][1:])))
-    # tensors of mixed dtypes are cast to the common wider one, which changes no value
-    dtype = next(iter(tensors.values())).dtype
-    for tensor in tensors.values():
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    front = {name: tensor[:cut] for name, tensor in tensors.items() if cut and is_table(name)}
-    tensors |= {name: tensors[name][cut:] for name in front}
-    return replace(source, tensors=tensors, origin=origin, extra=extra, cut=front)
-
-
-def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], tie: Tie, tied: bool) -> None:
-    """Add the second name of a tied tensor; reject a tie whose two tensors differ."""
-    if tie.name in tensors and tie.other in tensors:
-        if tied and not torch.equal(tensors[tie.name], tensors[tie.other]):
-            raise ConversionError(
-                f"{folder}: {origin[tie.name]} and {origin[tie.other]} differ, but tie_word_embeddings = True makes "
-                "them one tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
-            )
-    elif tied or tie.always:
-        for absent, present in ((tie.name, tie.other), (tie.other, tie.name)):
-            if present in tensors:
-                tensors[absent], origin[absent] = tensors[present], origin[present]
-
-
-def _check_tensor(folder: Path, name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
-    check_shape(f"{folder}: {name}", tensor.shape, shape)
-    if tensor.dtype not in DTYPES:
-        raise ConversionError(
-            f"{folder}: {name} has dtype {tensor.dtype}; convert the checkpoint in float32, float16 or bfloat16, and "
-            "quantise the result"
-        )
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise ConversionError(
-            f"{folder}: {name} holds {bad} values that are NaN or infinite, of {tensor.numel()}; take a checkpoint "
-            "from before they appeared"
-        )

@@ -86,14 +86,13 @@ class Family:
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
             `registry.defaults_of`).
         dropped_fields: fields of its configuration that are not for BERT, besides those of `stock` and `only` that
-            BERT does not have.
+            BERT does not have; without `stock`, besides all that BERT does not have.
         renamed_fields: BERT's field by field of its configuration.
         only: fields that have a counterpart here with some values alone, if they are there: these values, and what
             another one means.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
         legacy_types: values of `position_embedding_type` in Transformers ≤ 4.57, other than `absolute`.
         positions: function from a configuration to its positions, unless `position_embedding_type` is a legacy type.
-        position_types: values of `position_embedding_type` that mean the same as `positions`, other than `absolute`.
         computes_positions: whether no tensors in its files may hold positions.
         token_types: whether it has token type embeddings, if its configuration has a `type_vocab_size`; otherwise
             those of the result are zero.
@@ -138,7 +137,6 @@ class Family:
     always_gelu: bool = False
     legacy_types: tuple[str, ...] = ()
     positions: Callable[[Mapping[str, Any]], Positions] = lambda config: Positions()
-    position_types: tuple[str, ...] = ()
     computes_positions: bool = False
     token_types: bool = True
     pools: bool = True

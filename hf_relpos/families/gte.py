@@ -9,7 +9,7 @@ from typing import Any
 
 from .family import MOST, Family, Layout, Positions
 from .joints import Joint, exchanged_halves, projections
-from .rotary import ROPE_FIELDS, SCALINGS, other_scaling, rope_options
+from .rotary import SCALINGS, other_scaling, rope_options
 
 
 OWN_CODE = "its own code alone reads this"
@@ -48,13 +48,7 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
         },
         joints=_joints,
         defaults=defaults,
-        dropped_fields=(
-            "pack_qkv",
-            "position_embedding_type",
-            *ROPE_FIELDS,
-            "unpad_inputs",
-            "use_memory_efficient_attention",
-        ),
+        dropped_fields=("position_embedding_type", "unpad_inputs"),
         only={
             "position_embedding_type": (["rope"], OWN_CODE),
             "layer_norm_type": (["layer_norm"], OWN_CODE),
@@ -62,7 +56,6 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
             "logn_attention_clip1": ([False], OWN_CODE),
         },
         positions=lambda config: Positions(absolute=False, scheme="rope", options=rope_options(config, base)),
-        position_types=("rope",),
         fields=lambda config: {"feed_forward_type": "glu"},
         written=lambda config: {"cls.predictions.bias": ""},  # once, as the decoder's
         pools=False,

@@ -17,19 +17,15 @@ from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_
 from .family import Family
 from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, recognise
-from .registry import FAMILIES, family_of, resemblance as resemblance
+from .registry import FAMILIES, NOT_KEPT, family_of, resemblance as resemblance
+from .tensors import rename_tensors
 
 
-# Fields of the source's config.json that do not describe the model.
-NOT_KEPT = (
-    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"),
-    *("torch_dtype", "transformers_version"),
-)
 # Values of `model_type` of checkpoints that may be of another architecture, by their tensors.
 MARKED = {family.marks for family in FAMILIES.values() if family.told_by_tensors}
 
 
-def _family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
+def directly_read(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
     """The directly read family that configuration or tensors show; None for none."""
     family = FAMILIES.get(family_of(config, names)[0])
     return family if family and family.read_directly else None
@@ -45,7 +41,7 @@ def replaces_own_code(source: Any, config: Mapping[str, Any], hub: Mapping[str, 
     """
     if "auto_map" not in config and config.get("model_type", "bert") in CONFIG_MAPPING:
         return False
-    family = _family_of(config, _names_here(source, config, hub))
+    family = directly_read(config, _names_here(source, config, hub))
     return family is not None and family.stock is None
 
 
@@ -56,10 +52,8 @@ def _names_here(source: Any, config: Mapping[str, Any], hub: Mapping[str, Any]) 
     """
     if config.get("model_type", "bert") not in MARKED - {"bert"}:
         return []
-    try:
-        return tensor_names(_folder(source, {**hub, "local_files_only": True}, None))
-    except (OSError, ValueError):  # not in the cache, or no name of a repository
-        return []
+    folder = weights_here(source, hub)
+    return tensor_names(folder) if folder else []
 
 
 def conversion_of(model_type: str, source: Any) -> str:
@@ -95,7 +89,7 @@ def config_fields(source: Any, config: Mapping[str, Any]) -> dict[str, Any] | No
     """
     refuse_converted_only(source, config)
     names = _names_here(source, config, {})
-    return None if _family_of(config, names) is None else _fields(recognise(Path(str(source)), config, names))
+    return None if directly_read(config, names) is None else _fields(recognise(Path(str(source)), config, names))
 
 
 def state_dict(
@@ -120,28 +114,36 @@ def state_dict(
     if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return None
     model_type = config.get("model_type", "bert")
-    if _family_of(config) is None and not (by_tensors and model_type in MARKED):
+    if directly_read(config) is None and not (by_tensors and model_type in MARKED):
         return None
     # as in Transformers, whose unpickler also makes tensors only
     allow_pickle = arguments.get("use_safetensors") is not True
     variant = arguments.get("variant")
     folder = _folder(source, hub, variant)
     names = tensor_names(folder, variant=variant)
-    if names and _family_of(config, names) is None:
+    if names and directly_read(config, names) is None:
         return None
     stored = read_tensors(folder, allow_pickle, variant)
-    if _family_of(config, stored) is None:
+    if directly_read(config, stored) is None:
         return None
     spec = recognise(folder, config, stored)
     if (head := spec.heads_by_stock().get(architecture)) is not None:
         spec = spec.with_head(head)
+    renamed, _ = rename_tensors(folder, spec, spec.unpack(stored), base=architecture == "BertModel")
     tensors = {
-        renamed: tensor[spec.cut :] if is_table(renamed) else tensor
-        for name, tensor in spec.unpack(stored).items()
-        for renamed in spec.rename(name, base=architecture == "BertModel")
-        if not is_buffer(renamed)
+        name: tensor[spec.cut :] if is_table(name) else tensor
+        for name, tensor in renamed.items()
+        if not is_buffer(name)
     }
     return _fields(spec), tensors
+
+
+def weights_here(source: Any, hub: Mapping[str, Any]) -> Path | None:
+    """The folder of the weights if they are on this machine, as files or in the Hub's cache."""
+    try:
+        return _folder(source, {**hub, "local_files_only": True}, None)
+    except (OSError, ValueError):  # not in the cache, or no name of a repository
+        return None
 
 
 def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:

@@ -9,10 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeVar
 
-
-Value = TypeVar("Value")
 
 NONE: Mapping[str, str] = {}
 # Prefixes in front of any model: torch.nn.DataParallel, and a wrapper's attribute.
@@ -93,12 +90,3 @@ def is_scheme(name: str) -> bool:
 def is_table(name: str) -> bool:
     """Whether the name is that of the absolute position embeddings."""
     return fnmatchcase(name, TABLE)
-
-
-def inverse(weights: Mapping[str, Value]) -> dict[str, Value]:
-    """Weights of a relpos_bert model, except the parameters of the scheme, by names of stock BERT.
-
-    Args:
-        weights: `state_dict()` of one of our models.
-    """
-    return {name: value for name, value in weights.items() if not is_scheme(name)}

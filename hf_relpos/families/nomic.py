@@ -13,7 +13,7 @@ import torch
 from .family import Family, Layout, Positions
 from .gte import OWN_CODE
 from .joints import Joint, projections, without_bias
-from .rotary import ROPE_FIELDS, other_scaling, rope_options
+from .rotary import other_scaling, rope_options
 
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
@@ -81,26 +81,6 @@ FAMILIES: dict[str, Family] = {
             "norm2": "output.LayerNorm",
         },
         joints=_joints,
-        dropped_fields=(
-            *ROPE_FIELDS,
-            "dense_seq_output",
-            "embd_pdrop",
-            "fused_bias_fc",
-            "fused_dropout_add_ln",
-            "head_dim",
-            "max_trained_positions",
-            "mlp_fc2_bias",
-            "pad_vocab_size_multiple",
-            "parallel_block_tied_norm",
-            "qkv_proj_bias",
-            "reorder_and_upcast_attn",
-            "rotary_emb_base",
-            "rotary_emb_fraction",
-            "rotary_emb_interleaved",
-            "rotary_scaling_factor",
-            "use_flash_attn",
-            "use_xentropy",
-        ),
         renamed_fields={
             "n_embd": "hidden_size",
             "n_layer": "num_hidden_layers",

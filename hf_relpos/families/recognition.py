@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 
 from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
-from .checkpoint import conversion_errors, tensor_names
+from .checkpoint import FIELD_ERRORS, conversion_errors, tensor_names
 from .errors import ConversionError, UnsupportedError, abbreviate
 from .family import LEGACY_TERMS, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, Positions, first_class
 from .joints import Tensors, join, split
@@ -73,7 +72,7 @@ class CheckpointSpec:
     def fields(self) -> dict[str, Any]:
         """Fields for BERT's configuration."""
         family = self.family
-        dropped = dropped_fields(family)
+        dropped = dropped_fields(family, self.config)
         fields = {
             family.renamed_fields.get(key, key): value for key, value in self.config.items() if key not in dropped
         }
@@ -110,6 +109,16 @@ class CheckpointSpec:
     def with_head(self, source: str) -> "CheckpointSpec":
         """The same for another head, the class `source` of the family, on which some fields depend."""
         return replace(self, config={**self.config, "architectures": [source]})
+
+    @property
+    def head(self) -> str:
+        """Its class, by `with_head`."""
+        return first_class(self.config)
+
+    @property
+    def architecture(self) -> str:
+        """The class of stock BERT with the same outputs as its own."""
+        return self.family.heads(self.config)[self.head]
 
     def heads_by_stock(self) -> dict[str, str]:
         """The family's class by class of stock BERT; of two, the first."""
@@ -189,7 +198,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     positions = Positions(absolute=False, scheme=kind) if legacy else family.positions(completed)
     absolute = positions.absolute
     evidence = f"position_embedding_type = {kind!r}" if absolute or legacy else mark
-    if kind != STOCK_SCHEME and not legacy and kind not in family.position_types:
+    is_known = legacy or kind in (STOCK_SCHEME, positions.scheme) or "position_embedding_type" in family.only
+    if not is_known:
         if not absolute:
             raise ConversionError(
                 f"{folder}: {mark}, and position_embedding_type = {kind!r} something else; correct config.json"
@@ -212,10 +222,8 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
             position embeddings that are combined with other schemes.
     """
     kept = {key: value for key, value in without_local_paths(config).items() if key != "auto_map"}
-    try:
+    with conversion_errors(f"{folder / 'config.json'}: ", FIELD_ERRORS):
         own = RelPosBertConfig.from_dict(kept)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise ConversionError(f"{folder / 'config.json'}: {error}") from error
     name = own.position_embedding_type
     evidence = f"position_embedding_type = {name!r}"
     if own.required_inputs:
@@ -264,28 +272,16 @@ def _check_tables(spec: CheckpointSpec, folder: Path, names: list[str]) -> None:
 UNNAMED = "config.json names no class; to keep a head, name its class with architecture (--architecture)"
 
 
-@dataclass(frozen=True)
-class Head:
-    """The head of a source.
-
-    Attributes:
-        source: class of the source.
-        stock: class of stock BERT with the same outputs.
-        left_behind: a note on tensors of a head that is dropped; empty for none.
-    """
-
-    source: str
-    stock: str
-    left_behind: str = ""
-
-
-def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = None) -> Head:
-    """The head to convert; a pre-training head that BERT does not have is dropped.
+def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = None) -> tuple[CheckpointSpec, str]:
+    """The description of the source with the head to convert; a pre-training head that BERT does not have is dropped.
 
     Args:
         spec: description of the source.
         folder: folder of the source.
         architecture: class of the source or of stock BERT; None for the first of `config.architectures`.
+
+    Returns:
+        The description, and a note on tensors of a head that is dropped; empty for none.
 
     Raises:
         ConversionError: for a class of another family, a head with other outputs than BERT's, and a given head that
@@ -296,12 +292,12 @@ def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = N
     named = first_class(spec.config)
     name = architecture if architecture is not None else named or base
     if name in heads:
-        return Head(name, heads[name], "" if architecture is not None or named else UNNAMED)
+        return spec.with_head(name), "" if architecture is not None or named else UNNAMED
     if architecture is not None and architecture in heads.values():
-        return Head(next(own for own, stock in heads.items() if stock == architecture), architecture)
+        return spec.with_head(spec.heads_by_stock()[architecture]), ""
     of_family = family.class_prefixes != ("Bert",) and name.startswith(family.class_prefixes)
     if architecture is None and of_family and name.endswith(PRETRAINING):
-        return Head(base, "BertModel", f"the head of {name}, which BERT does not have")
+        return spec.with_head(base), f"the head of {name}, which BERT does not have"
     where = "architecture" if architecture is not None else f"{folder}: architectures"
     remedy = (
         "" if architecture is not None else f"; pass architecture={base!r} to convert the encoder without its head"

@@ -5,7 +5,7 @@ docs/families.md.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from . import albert, alibi, bert, deberta, distilbert, gte, mpnet, nomic, roberta, roformer, xlm_roberta_flash, xlnet
 from .bert import OWN as OWN
 from .family import Family, Layout
+from .names import is_table
 
 
 # Families by `model_type`, or by another name if their model_type is BERT's.
@@ -32,6 +33,13 @@ FAMILIES: dict[str, Family] = {
     **nomic.FAMILIES,
     **xlm_roberta_flash.FAMILIES,
 }
+# Fields of config.json that do not describe the model.
+NOT_KEPT = (
+    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"),
+    *("torch_dtype", "transformers_version"),
+)
+# Fields of any family that Transformers and sentence-transformers read for heads.
+OF_HEADS = ("num_labels", "sbert_ce_default_activation_function", "sentence_transformers")
 # Layouts that are not read.
 OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (
@@ -74,9 +82,13 @@ def defaults_of(name: str) -> dict[str, Any]:
     return known
 
 
-def dropped_fields(family: Family) -> set[str]:
-    """Fields of a family's configuration that ours does not have, or that do not mean the same."""
-    own = CONFIG_MAPPING[family.stock]().to_dict() if family.stock else {}
+def dropped_fields(family: Family, config: Iterable[str]) -> set[str]:
+    """Fields of a family's configuration that ours does not have, or that do not mean the same.
+
+    Args:
+        config: config.json; without a class in Transformers, all its fields are of the family but `OF_HEADS`.
+    """
+    own = CONFIG_MAPPING[family.stock]().to_dict() if family.stock else {*config} - {*NOT_KEPT, *OF_HEADS}
     missing = {*own, *family.only} - RelPosBertConfig().to_dict().keys()
     return {*family.dropped_fields, *missing} - family.renamed_fields.keys()
 
@@ -93,16 +105,22 @@ def model_types(layout: Layout) -> list[str]:
     return list(dict.fromkeys(FAMILIES[name].marks if FAMILIES[name].told_by_tensors else name for name in names))
 
 
-def resemblance(names: Iterable[str], source: object, model_type: str = "") -> str:
+def resemblance(names: Iterable[str], source: object, model_type: str = "", missing: Collection[str] = ()) -> str:
     """A sentence about the layout of tensors with these names and what reads them; empty for an unknown layout.
 
     Args:
         source: the checkpoint, for the commands.
         model_type: the current model_type of its configuration, which the sentence must not suggest.
+        missing: names of tensors that a BERT lacks: if its table of positions alone, there is a sentence on NEZHA.
     """
     layout = layout_of(names)
     if layout is None or model_type in model_types(layout):
-        return ""
+        if not missing or not all(map(is_table, missing)):
+            return ""
+        return (
+            "NEZHA has no such table: if this is one, set model_type = 'nezha' in its config.json, and `hf-relpos "
+            f"convert {source} OUT` converts it; if not, restore the file"
+        )
     if layout in OTHER_LAYOUTS:
         return f"The weights look like {layout.name}; {OTHER_LAYOUTS[layout]}"
     reads = "from_pretrained of our classes reads it where hf_relpos is installed, and "

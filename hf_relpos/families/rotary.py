@@ -8,7 +8,6 @@ from .joints import hidden_size
 
 # Values of `rope_type` that Transformers' classes compute from the length of a batch alone, as the scheme `rope` does.
 SCALINGS = ("linear", "yarn", "llama3", "proportional", "longrope")
-ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
 def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +10,7 @@ from transformers import PreTrainedModel
 
 from ..host.loader import converted_tensors
 from ..models import checkpoint_files
-from .checkpoint import SAFETENSORS_FILES, snapshot
-from .loading import state_dict
+from .loading import state_dict, weights_here
 
 
 def find_weights(model: PreTrainedModel, source: Any = None) -> list[str]:
@@ -27,14 +25,9 @@ def find_weights(model: PreTrainedModel, source: Any = None) -> list[str]:
     place = str(source or model.name_or_path or "")
     if os.path.isfile(place):
         return [place]
-    folder = Path(os.path.expanduser(place))
-    if place and not folder.is_dir():
-        revision = getattr(model.config, "_commit_hash", None) if source is None else None
-        try:
-            folder = snapshot(place, SAFETENSORS_FILES, revision=revision, local_files_only=True)
-        except (OSError, ValueError):  # not in the cache, or no name of a repository
-            folder = Path()
-    files = checkpoint_files.weight_files(folder) if place else []
+    revision = getattr(model.config, "_commit_hash", None) if source is None else None
+    folder = weights_here(os.path.expanduser(place), {"revision": revision}) if place else None
+    files = checkpoint_files.weight_files(folder) if folder else []
     if not files:
         raise ValueError(
             f"{place or type(model).__name__}: no safetensors to compare the model with; give source, the folder or "

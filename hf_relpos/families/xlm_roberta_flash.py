@@ -17,7 +17,7 @@ from .errors import ConversionError
 from .family import MOST, Family, Layout, Positions, first_class
 from .joints import Tensors, projections
 from .roberta import HEADS
-from .rotary import ROPE_FIELDS, other_scaling, rope_options
+from .rotary import other_scaling, rope_options
 
 
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
@@ -98,29 +98,10 @@ def _family(prefix: str, title: str, only: dict[str, tuple[list[Any], str]], **f
             "norm2": "output.LayerNorm",
         },
         joints=lambda config: [projections(".mixer.Wqkv.")],
-        dropped_fields=(
-            *ROPE_FIELDS,
-            "emb_pooler",
-            "fused_bias_fc",
-            "load_trained_adapters",
-            "lora_adaptations",
-            "lora_alpha",
-            "lora_dropout_p",
-            "lora_main_params_trainable",
-            "lora_rank",
-            "lora_task",
-            "matryoshka_dimensions",
-            "position_embedding_type",
-            "rotary_emb_base",
-            "task_instructions",
-            "truncate_dim",
-            "use_flash_attn",
-            "use_reentrant",
-        ),
+        dropped_fields=("position_embedding_type",),
         only={"position_embedding_type": (["absolute", "rotary"], "other positions are not read here"), **only},
         always_gelu=True,
         positions=_positions,
-        position_types=("rotary",),
         unpack=_unpack,
         pack=_pack,
         written=_written,

@@ -116,17 +116,16 @@ MODELS = (
     Need("transformers.generation.utils:GenerationMixin._expand_inputs_for_generation", ("expand_size",)),
 )
 # Classes of stock encoders that `optimize` replaces by subclasses.
-BY_OFFSET = (STATES, "mask", "key_value_states", "position_bias", CACHE)
-STACK = ("input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "inputs_embeds", CACHE)
+BIAS = ("query_length", "key_length", "past_seen_tokens")
 ROTARY = (STATES, "attention_mask", "sinusoidal_pos", "encoder_hidden_states", CACHE, "output_attentions")
 DISENTANGLED = (STATES, "attention_mask", "output_attentions", "query_states", "relative_pos", "rel_embeddings")
 DISENTANGLED_STACK = (STATES, "attention_mask", "output_hidden_states", "output_attentions", "query_states")
 TWO_STREAMS = ("h", "g", "attn_mask_h", "attn_mask_g", "r", "seg_mat", "mems", "target_mapping", "output_attentions")
 LIVE = {
-    "T5Attention": stock("t5", "T5Attention.forward", BY_OFFSET),
-    "T5Stack": stock("t5", "T5Stack.forward", STACK),
-    "MT5Attention": stock("mt5", "MT5Attention.forward", BY_OFFSET),
-    "MT5Stack": stock("mt5", "MT5Stack.forward", STACK),
+    # in earlier releases they attend otherwise than by the attention interface
+    "T5Attention": stock("t5", "T5Attention.compute_bias", BIAS, since="5.15"),
+    "MT5Attention": stock("mt5", "MT5Attention.compute_bias", BIAS, since="5.15"),
+    "UMT5Attention": stock("umt5", "UMT5Attention.compute_bias", BIAS, since="5.15"),
     "MPNetEncoder": stock("mpnet", "MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
     "MPNetSelfAttention": stock("mpnet", "MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
     "RoFormerEncoder": stock("roformer", "RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
@@ -143,16 +142,12 @@ LIVE = {
     "DebertaV2Encoder": stock("deberta_v2", "DebertaV2Encoder.forward", DISENTANGLED_STACK),
     "DisentangledSelfAttention": stock("deberta_v2", "DisentangledSelfAttention.forward", DISENTANGLED),
     "make_log_bucket_position": stock("deberta_v2", "make_log_bucket_position"),
-    # layers of earlier releases do not hand on what the stack passes to their attention
-    "UMT5Stack": stock("umt5", "UMT5Stack.forward", ("input_ids", "attention_mask", "inputs_embeds"), since="5.15"),
-    "UMT5Attention": stock("umt5", "UMT5Attention.forward", (STATES, "kwargs")),
     "Wav2Vec2BertSelfAttention": stock(
         "wav2vec2_bert", "Wav2Vec2BertSelfAttention.forward", (STATES, "attention_mask")
     ),
     "SeamlessM4Tv2ConformerSelfAttention": stock(
         "seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention.forward", (STATES, "attention_mask")
     ),
-    "UMT5 buckets": stock("umt5", "UMT5Attention._relative_position_bucket", ("relative_position",)),
 }
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = stock(
@@ -173,7 +168,6 @@ TOOLS = (
     Need("transformers.core_model_loading:WeightConverter.convert", ("layer_name", "model", "config")),
     Need("transformers.core_model_loading:WeightConverter.add_tensor", ("target_key", "source_key", "source_pattern")),
     Need(f"{CAPTURE}:_active_collector"),
-    Need(f"{CAPTURE}:_CAN_RECORD_REGISTRY"),
     Need("transformers.utils.import_utils:is_fake_tensor"),
     Need("peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", without="LoRA needs targets"),
     Need("torch:ops.mkldnn._linear_pointwise", without="linear layers use PyTorch's own product"),

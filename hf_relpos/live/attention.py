@@ -26,6 +26,16 @@ class BatchAsMask:
         return super().forward(hidden_states, mask, *args, **kwargs)  # type: ignore[misc]
 
 
+class BatchAttention:
+    """To be put before a class of self-attention; its method `attend` computes calls with a batch as the mask."""
+
+    def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As stock."""
+        if isinstance(attention_mask, Batch):
+            return self.attend(hidden_states, attention_mask, *args, **kwargs)
+        return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
+
+
 def split_heads(heads: int, *vectors: torch.Tensor) -> list[torch.Tensor]:
     """Reshape each (B, L, H·d) to (B, H, L, d)."""
     return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in vectors]
@@ -52,26 +62,25 @@ def prefer_backend(rows: int, heads: int, length: int) -> bool:
 
 
 def attend_to_batch(
-    module: nn.Module,
+    module: Any,
     batch: Batch,
     vectors: Sequence[torch.Tensor],
     heads_of: Callable[..., Sequence[torch.Tensor]],
     terms: Terms,
-    dropout: float,
 ) -> torch.Tensor:
     """Attention of a batch, (1, T, H·d), or (B, L, H·d) where its padding stays.
 
     Args:
-        module: the stock module.
+        module: the stock module, which has the dropout of attention weights.
         vectors: projections of the states, each (1, T, E) or (B, L, E).
         heads_of: from these, of some rows, to query, key and value, (b, H, l, d).
         terms: of the offsets of the longest rows.
-        dropout: probability of dropping an attention weight, 0 where none is dropped.
     """
+    rate = rate_of(module.dropout)
 
     def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
         query, key, value = heads_of(*rows)
-        return attend_as_stock(module, query, key, value, terms, group.visible, dropout)
+        return attend_as_stock(module, query, key, value, terms, group.visible, rate)
 
     return batch.by_group(attend, *vectors)
 

@@ -126,13 +126,11 @@ def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Par
         width = size if by_token else first.shape[-1]
         if each.shape[:1] != (len(part.rows),) or each.shape[1:2] not in ((), (width,)):
             raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
-    if not by_token:
-        out = first.new_zeros(batch, *first.shape[1:])
-        for each, part in zip(tensors, parts, strict=True):
-            out[part.rows] = each
-        return out
-    out = first.new_zeros(batch, length, *first.shape[2:])
+    out = first.new_zeros(batch, *((length, *first.shape[2:]) if by_token else first.shape[1:]))
     for each, part in zip(tensors, parts, strict=True):
+        if not by_token:
+            out[part.rows] = each
+            continue
         hidden = ~real[part.rows, part.columns]
         if bool(hidden.any()):
             each = each.masked_fill(hidden.reshape(*hidden.shape, *(1,) * (each.dim() - 2)), 0)

@@ -17,7 +17,8 @@ from torch import nn
 
 from ..host.transformers import CACHE_NAMES
 from . import contract
-from .encoder import SETUP, Level, Setup, optimized_class, parameters_of, plan_of
+from .arguments import parameters_of
+from .encoder import SETUP, Level, Setup, optimized_class, plan_of
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of, without_dropout
@@ -140,7 +141,7 @@ class Check:
         )
         self.levels: tuple[Level, ...] = ("by length",)
         if not foreign and own is not None:
-            self.levels = ("own", "by length")
+            self.levels = (own.level, "by length")
         elif not foreign and getattr(config, "_attn_implementation", None) in (contract.DELEGATE, contract.NAME):
             self.levels = ("contract", "by length")
         self.is_foreign = bool(foreign)
@@ -234,7 +235,7 @@ class Check:
 
 def apply_to(encoder: Any, setup: Setup, own: OwnParts | None = None) -> list[nn.Module]:
     """Let the forward of an encoder follow a setup; returns the modules that were changed."""
-    changed = own.give(encoder) if own is not None and setup.level == "own" else []
+    changed = own.give(encoder) if own is not None and setup.level == own.level else []
     kind: Any = type(encoder)
     encoder.__class__ = optimized_class(kind)
     vars(encoder)[SETUP] = setup

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention.formula import Terms
+from ..attention.formula import Table, Terms, toeplitz_table
 from ..attention.sliding_window import SlidingWindowMask
 from ..attention.unpadding import UnpaddedBatch
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
-from .attention import attend_as_stock
-from .batch import MismatchError, running, take_batch
+from .attention import attend_as_stock, offsets_in
+from .batch import Batch, MismatchError, running, take_batch
 
 
 NAME = "hf_relpos"  # of both functions, and so the value of `config._attn_implementation`
@@ -30,7 +30,7 @@ MANY_WINDOWS = 8
 
 @dataclass(frozen=True)
 class GroupMask:
-    """Stands for the attention mask of a batch without padding.
+    """Stands for the attention mask of a batch without padding, or of one that is long enough for our backends.
 
     Attributes:
         batch: the batch.
@@ -38,7 +38,7 @@ class GroupMask:
             `SlidingWindowMask` for long rows, or None.
     """
 
-    batch: UnpaddedBatch
+    batch: Batch
     masks: tuple[torch.Tensor | SlidingWindowMask | None, ...]
 
     def to(self, *args: Any, **kwargs: Any) -> "GroupMask":
@@ -46,7 +46,7 @@ class GroupMask:
         return self
 
     @classmethod
-    def of(cls, batch: UnpaddedBatch, mask_function: Any, **rest: Any) -> "GroupMask":
+    def of(cls, batch: Batch, mask_function: Any, **rest: Any) -> "GroupMask":
         """The masks of the groups.
 
         Args:
@@ -55,7 +55,7 @@ class GroupMask:
         """
         local, longest = rest.get("local_size"), batch.groups[0].length
         window = window_of(mask_function, local) if local and longest > local else None
-        is_plain = _name_of(mask_function) == "bidirectional_mask_function"
+        is_plain = getattr(mask_function, "__name__", "") == "bidirectional_mask_function"
         for name in ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "attention_mask"):
             rest.pop(name, None)
         masks: list[torch.Tensor | SlidingWindowMask | None] = []
@@ -64,7 +64,7 @@ class GroupMask:
             if is_plain or (window is not None and length <= window + 1):
                 masks.append(group.visible)
             elif window is not None and length >= MANY_WINDOWS * window:
-                device = batch.indices.device
+                device = group.rows.device
                 masks.append(SlidingWindowMask(length, length, window, device, global_tokens=(), is_token=is_token))
             else:
                 masks.append(
@@ -80,10 +80,6 @@ class GroupMask:
                     )
                 )
         return cls(batch, tuple(masks))
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__name__", "")
 
 
 def window_of(mask_function: Any, about: int) -> int | None:
@@ -108,7 +104,7 @@ def window_of(mask_function: Any, about: int) -> int | None:
 def make_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> Any:
     """The mask function: the running batch's `GroupMask`, or Transformers' own mask."""
     batch = take_batch()
-    if not isinstance(batch, UnpaddedBatch):
+    if batch is None:
         if mask_function is not None:
             kwargs["mask_function"] = mask_function
         return ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](*args, **kwargs)
@@ -129,6 +125,7 @@ def attend(
 
     Args:
         query: (1, H, T, d) with a `GroupMask`; keys and values may have fewer heads.
+        position_bias: of T5 and its like; of the offsets of the longest row, (H, 2L − 1), with a `GroupMask`.
 
     Returns:
         (1, T, H, d), and None for the weights.
@@ -136,7 +133,10 @@ def attend(
     delegate = ALL_ATTENTION_FUNCTIONS[DELEGATE]
     if not isinstance(attention_mask, GroupMask):
         return delegate(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    masks = iter(attention_mask.masks)
+    masks, position_bias = iter(attention_mask.masks), kwargs.pop("position_bias", None)
+    bias: tuple[Table, ...] = ()
+    if position_bias is not None:
+        bias = (toeplitz_table(position_bias, offsets_in(attention_mask.batch, query)),)
     sizes = [each.shape[-1] for each in (query, key, value)]
 
     def one(group: Any, *rows: torch.Tensor) -> torch.Tensor:
@@ -144,11 +144,11 @@ def attend(
         query, key, value = (
             each.unflatten(-1, (-1, size)).transpose(1, 2) for each, size in zip(rows, sizes, strict=True)
         )
-        if isinstance(mask, SlidingWindowMask):
+        if bias or isinstance(mask, SlidingWindowMask):
             repeats = query.shape[1] // key.shape[1]  # of keys and values that several queries share
             if repeats > 1:
                 key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
-            terms = Terms(scale=scaling if scaling is not None else sizes[0] ** -0.5)
+            terms = Terms(scale=scaling if scaling is not None else sizes[0] ** -0.5, bias=bias)
             return attend_as_stock(module, query, key, value, terms, mask, dropout)
         out: torch.Tensor = delegate(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)[0]
         return out.flatten(2)

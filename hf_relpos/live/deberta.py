@@ -13,7 +13,6 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..attention.unpadding import UnpaddedBatch
 from ..host.live import (
     DebertaEncoder,
     DebertaSelfAttention,
@@ -22,7 +21,7 @@ from ..host.live import (
     make_log_bucket_position,
 )
 from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
-from .attention import attend_to_batch, in_single_precision, offsets_in, rate_of, split_heads
+from .attention import BatchAttention, attend_to_batch, in_single_precision, offsets_in, split_heads
 from .batch import Batch, PaddedBatch, take_batch
 
 
@@ -56,29 +55,23 @@ class AcceleratedDebertaEncoder(_Stack, DebertaEncoder):
     """`DebertaEncoder` without L·L matrices."""
 
 
-class _SelfAttention:
+class _SelfAttention(BatchAttention):
     """Self-attention with our backends, to be put before the stock class of either version."""
 
-    def forward(
+    def attend(
         self: Any,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | Batch | None,
+        states: torch.Tensor,
+        batch: Batch,
         output_attentions: bool = False,
         query_states: torch.Tensor | None = None,
         relative_pos: torch.Tensor | None = None,
         rel_embeddings: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As stock, whose code runs unless there is a batch in place of the mask."""
-        if not isinstance(attention_mask, UnpaddedBatch | PaddedBatch):
-            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(  # type: ignore[misc]
-                hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
-            )
-            return found
-        terms = self.terms(offsets_in(attention_mask, hidden_states), relative_pos, rel_embeddings)
-        vectors, rate = self.project(hidden_states), rate_of(self.dropout)
-        out = attend_to_batch(self, attention_mask, vectors, self.heads_of, terms, rate)
-        visible = attention_mask.groups[0].visible
-        if isinstance(attention_mask, PaddedBatch) and visible is not None:
+    ) -> tuple[torch.Tensor, None]:
+        """As stock."""
+        terms = self.terms(offsets_in(batch, states), relative_pos, rel_embeddings)
+        vectors, visible = self.project(states), batch.groups[0].visible
+        out = attend_to_batch(self, batch, vectors, self.heads_of, terms)
+        if isinstance(batch, PaddedBatch) and visible is not None:
             # in stock DeBERTa no query that is padding sees a key, which comes to the mean of all values
             mean = self.heads_of(*vectors)[2].mean(2).flatten(1)[:, None]  # (B, 1, H·d)
             out = torch.where(visible[:, 0, 0, :, None], out, mean.to(out.dtype))

@@ -13,6 +13,7 @@ from ..attention.unpadding import UnpaddedBatch
 from ..host.live import collects_outputs
 from ..host.transformers import CACHE_NAMES
 from . import by_length, contract
+from .arguments import parameters_of, wants
 from .attention import prefer_backend
 from .batch import Batch, MismatchError, PaddedBatch, running
 from .calls import CALLS
@@ -111,15 +112,6 @@ def _optimized_forward(stock: Any) -> Any:
     return forward
 
 
-@functools.cache
-def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
-    """Names of a forward's arguments after the first, and whether it takes others by name."""
-    found = list(inspect.signature(forward).parameters.values())[1:]
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found)
-    return tuple(each.name for each in found if each.kind in named), takes_others
-
-
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an encoder, without its padding and by our attention where nothing speaks against it."""
     names, takes_others = parameters_of(forward)
@@ -205,7 +197,9 @@ def plan_of(
     mask = given.get("attention_mask")
     is_windowed = setup.window is not None and length >= contract.MANY_WINDOWS * setup.window
     attends = setup.padded == "always" or (
-        setup.padded == "long" and prefer_backend(batch, config.num_attention_heads, length)
+        setup.padded == "long"
+        and reaches_attention(encoder, setup)
+        and prefer_backend(batch, config.num_attention_heads, length)
     )
     if mask is None and (is_windowed or attends):
         real = torch.ones(batch, length, dtype=torch.bool)
@@ -219,8 +213,8 @@ def plan_of(
     if (
         not (unpads or attends)
         or any(given.get(name) is not None for name in OTHERS)
-        or _wanted(encoder, given, "output_attentions")
-        or _wanted(encoder, given, "chunk_size_feed_forward")
+        or wants(encoder, given, "output_attentions")
+        or wants(encoder, given, "chunk_size_feed_forward")
         or collects_outputs()
     ):
         return None
@@ -235,15 +229,14 @@ def plan_of(
     return replace(plan, as_tuple=takes_return_dict and asked is False)
 
 
-def _wanted(encoder: Any, given: dict[str, Any], name: str, field: str = "") -> bool:
-    """What a call asks for, by an argument or, without it, by a field of the configuration."""
-    value = given.get(name)
-    return bool(getattr(getattr(encoder, "config", None), field or name, False) if value is None else value)
+def reaches_attention(encoder: Any, setup: Setup) -> bool:
+    """Whether the attention of an encoder gets a batch; not at level `contract` once another backend was chosen."""
+    return setup.level == "own" or encoder.config._attn_implementation == contract.NAME
 
 
 def is_changed(encoder: Any, setup: Setup) -> bool:
     """Whether code of others has come into an encoder."""
-    is_others = setup.level == "own" and not has_stock_attention(encoder)
+    is_others = setup.padded != "never" and not has_stock_attention(encoder)
     return is_others or foreign_part(encoder, setup.trusted) is not None
 
 
@@ -252,10 +245,9 @@ def _without_padding(
 ) -> Plan | None:
     """How a call is computed without its padding; None where somebody may read it."""
     batch, length = real.shape
-    memory = f"use_mems_{'train' if encoder.training else 'eval'}"
     if (
-        (setup.returns_cache and _wanted(encoder, given, "use_cache"))
-        or ("use_mems" in names and _wanted(encoder, given, "use_mems", memory))
+        (setup.returns_cache and wants(encoder, given, "use_cache"))
+        or ("use_mems" in names and wants(encoder, given, "use_mems"))
         or (encoder.training and not setup.trains)
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or not is_padding(setup, given.get("input_ids"), real)
@@ -266,9 +258,9 @@ def _without_padding(
     if by_token is None or sides is None or not sides <= set(setup.sides):
         return None
     found = None
-    by_parts = setup.level == "by length" or by_row or _wanted(encoder, given, "output_hidden_states")
+    by_parts = setup.level == "by length" or by_row or wants(encoder, given, "output_hidden_states")
     by_parts = by_parts or (batch == 1 and not is_windowed)
-    if not by_parts and (setup.level == "own" or encoder.config._attn_implementation == contract.NAME):
+    if not by_parts and reaches_attention(encoder, setup):
         found = UnpaddedBatch.of(real, slice(0))
     if found is None and not sides:
         return None

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..models.modeling_relpos_bert import RelPosBertModel
+from .arguments import parameters_of
 from .check import LENGTHS, apply_to
-from .encoder import Setup, parameters_of
+from .encoder import Setup
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of
 from .shadow import shadow
@@ -19,14 +20,30 @@ MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
 # In the class names of heads that find spans: their softmax and loss are over all positions of a row.
 SPANS = "ForQuestionAnswering"
 
-Inside = Sequence[tuple[str, Setup, OwnParts | None]]
+
+class Candidate(NamedTuple):
+    """An encoder that can be made faster.
+
+    Attributes:
+        name: in its root.
+        place: in the object that was given.
+        kind: name of its class.
+        encoder, setup, own: the module, how its calls are to be computed, and its parts for that.
+    """
+
+    name: str
+    place: str
+    kind: str
+    encoder: Any
+    setup: Setup
+    own: OwnParts | None
 
 
-def sides_that_heads_allow(root: nn.Module, inside: Inside) -> tuple[tuple[str, ...], str]:
+def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tuple[tuple[str, ...], str]:
     """Where padding may be taken out of without another output of an object.
 
     Args:
-        inside: the setups of encoders in it, by their names; at least one.
+        inside: the encoders in it whose padding may be taken out; at least one.
 
     Returns:
         The sides, and who reads padding, in words; "" if nobody does.
@@ -37,12 +54,11 @@ def sides_that_heads_allow(root: nn.Module, inside: Inside) -> tuple[tuple[str, 
         if SPANS in type(module).__name__:
             return (), f"{type(module).__name__} compares all states of a row, padding too"
     # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
-    common = tuple(side for side in SIDES if all(side in setup.sides for _, setup, _ in inside))
+    common = tuple(side for side in SIDES if all(side in each.setup.sides for each in inside))
     if not common:
         return (), reader
-    name, first, _ = inside[0]
-    limit = min((setup.trained - 1 for _, setup, _ in inside if setup.trained is not None), default=LENGTHS[0])
-    probe = Probe(root.get_submodule(name), [min(each, limit) for each in LENGTHS], first.pads, common)
+    limit = min((each.setup.trained - 1 for each in inside if each.setup.trained is not None), default=LENGTHS[0])
+    probe = Probe(inside[0].encoder, [min(each, limit) for each in LENGTHS], inside[0].setup.pads, common)
     stock = _shadow(root, inside)
     for inputs in _inputs(type(root), probe):
         try:
@@ -50,12 +66,12 @@ def sides_that_heads_allow(root: nn.Module, inside: Inside) -> tuple[tuple[str, 
         except Exception:  # another signature; the code of others raises what it likes
             continue
         trial = _shadow(root, inside)
-        for name, setup, own in inside:
-            encoder = trial.get_submodule(name)
+        for each in inside:
+            encoder = trial.get_submodule(each.name)
             if isinstance(encoder, RelPosBertModel):
                 encoder.can_unpad = lambda *given: True
             else:
-                apply_to(encoder, replace(setup, is_trial=True), own)
+                apply_to(encoder, replace(each.setup, is_trial=True), each.own)
         try:
             worst = probe.differences(outputs_of(trial, *inputs), expected)
         except Exception:
@@ -65,12 +81,12 @@ def sides_that_heads_allow(root: nn.Module, inside: Inside) -> tuple[tuple[str, 
     return common, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
 
 
-def _shadow(root: nn.Module, inside: Inside) -> Any:
+def _shadow(root: nn.Module, inside: Sequence[Candidate]) -> Any:
     """A shadow of an object. Its encoders return no cache, since a call that returns one keeps its padding."""
     made = shadow(root)
-    for name, setup, _ in inside:
-        config = getattr(made.get_submodule(name), "config", None)
-        for field in MEMORY_FIELDS if setup.returns_cache else ():
+    for each in inside:
+        config = getattr(made.get_submodule(each.name), "config", None)
+        for field in MEMORY_FIELDS if each.setup.returns_cache else ():
             if hasattr(config, field):
                 setattr(config, field, False)
     return made

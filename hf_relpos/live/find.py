@@ -12,7 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.modeling_relpos_bert import RelPosBertModel
-from .encoder import TOKENS, parameters_of
+from .arguments import parameters_of
+from .encoder import TOKENS
 
 
 DEPTH = 3  # attributes of attributes of attributes

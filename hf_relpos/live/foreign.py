@@ -55,9 +55,7 @@ def is_known_code(value: Any) -> bool:
     function = getattr(value, "__func__", getattr(value, "fget", value))  # of a static or class method, or a property
     while isinstance(function, functools.partial):
         function = function.func
-    if not callable(function) or isinstance(function, type):
-        return True
-    if isinstance(function, BuiltinFunctionType):
+    if not callable(function) or isinstance(function, type | BuiltinFunctionType):
         return True
     while isinstance(function, FunctionType):
         # `__module__` is what decorators copy

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +14,7 @@ from ..models.sequence import Rows
 from . import contract
 from .check import Check, apply_to, batch_dependence
 from .encoder import SETUP, Setup, is_padding
-from .end_to_end import sides_that_heads_allow
+from .end_to_end import Candidate, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import foreign_part, is_watched, modules_in
 from .own import OWN, OwnParts, give_speech, own_parts
@@ -80,24 +80,6 @@ def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     )
 
 
-class Candidate(NamedTuple):
-    """An encoder that can be made faster.
-
-    Attributes:
-        name: in its root.
-        place: in the object that was given.
-        kind: name of its class.
-        encoder, setup, own: the module, how its calls are to be computed, and its parts for that.
-    """
-
-    name: str
-    place: str
-    kind: str
-    encoder: Any
-    setup: Setup
-    own: OwnParts | None
-
-
 def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> list[Encoder | Skipped]:
     """Let the encoders in a module compute batches without their padding.
 
@@ -127,7 +109,7 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> li
         if any(type(part).__module__ == f"{__package__}.speech" for part in root.modules()):
             reason = "it is accelerated already"
         reports.append(Skipped(found.path, root_kind, reason))
-    unpadded = [(each.name, each.setup, each.own) for each in candidates if each.setup.sides]
+    unpadded = [each for each in candidates if each.setup.sides]
     is_bare = not unpadded or any(each.encoder is root for each in candidates)
     sides, reader = (SIDES, "") if is_bare else sides_that_heads_allow(root, unpadded)
     for each in candidates:
@@ -145,16 +127,16 @@ def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | str, Ow
         return reason, None
     own, refused = own_parts(encoder)
     if padding == "stock":
-        if own is None or own.padded == "never":
+        if own is None:
             return refused or "padding is left to Transformers", None
-        return Setup("own", own.padded, sides=()), own
+        return Setup(own.level, own.padded, sides=()), own
     pads, trusts_mask = padding_tokens(tokenizer_of(found.owner, found.module), encoder), padding == "mask"
     if isinstance(encoder, RelPosBertModel):
         return Setup("own", sides=("right",), pads=pads, trusts_mask=trusts_mask), None
     setup = Check(encoder, pads, own, trusts_mask).setup()
     if isinstance(setup, str):
         return "; ".join(filter(None, (setup, refused))), None
-    own = own if setup.level == "own" else None
+    own = None if own is None or setup.level != own.level else own
     padded = "never" if own is None else own.padded
     return replace(setup, padded=padded, is_trial=False), own
 

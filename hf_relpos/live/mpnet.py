@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import UnpaddedBatch
 from ..host.live import MPNetEncoder, MPNetSelfAttention
-from .attention import BatchAsMask, attend_to_batch, offsets_in, rate_of, split_heads
-from .batch import Batch, PaddedBatch, take_batch
+from .attention import BatchAsMask, BatchAttention, attend_to_batch, offsets_in, split_heads
+from .batch import Batch, take_batch
 
 
 class AcceleratedMPNetEncoder(BatchAsMask, MPNetEncoder):
@@ -27,22 +26,14 @@ class AcceleratedMPNetEncoder(BatchAsMask, MPNetEncoder):
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
 
-class AcceleratedMPNetSelfAttention(MPNetSelfAttention):
+class AcceleratedMPNetSelfAttention(BatchAttention, MPNetSelfAttention):
     """MPNet's self-attention with our backends."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | Batch | None = None,
-        position_bias: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, ...]:
-        """As stock, whose code runs unless there is a batch in place of the mask."""
-        if not isinstance(attention_mask, UnpaddedBatch | PaddedBatch):
-            return super().forward(hidden_states, attention_mask, position_bias, *args, **kwargs)
-        terms = Terms(bias=(toeplitz_table(position_bias, offsets_in(attention_mask, hidden_states)),))
-        vectors = [projection(hidden_states) for projection in (self.q, self.k, self.v)]
+    def attend(
+        self, states: torch.Tensor, batch: Batch, position_bias: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor]:
+        """As stock."""
+        terms = Terms(bias=(toeplitz_table(position_bias, offsets_in(batch, states)),))
+        vectors = [projection(states) for projection in (self.q, self.k, self.v)]
         heads_of = partial(split_heads, self.num_attention_heads)
-        out = attend_to_batch(self, attention_mask, vectors, heads_of, terms, rate_of(self.dropout))
-        return (self.o(out),)
+        return (self.o(attend_to_batch(self, batch, vectors, heads_of, terms)),)

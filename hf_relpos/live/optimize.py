@@ -93,7 +93,7 @@ def optimize(
     - Padding is taken out of encoders: between the first and the last layer a batch is its tokens alone. Hidden states
       at padding are zeros then; all others are unchanged. Which way it is taken out ("level") is measured on the model
       that was given, against its own forward, and named in the report; where no way agrees, the model is left alone.
-    - Relative attention of DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5, mT5, Wav2Vec2-BERT and SeamlessM4T v2's
+    - Relative attention of DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5, mT5, UMT5, Wav2Vec2-BERT and SeamlessM4T v2's
       speech encoder computes with this package's backends.
     - Linear layers multiply by oneDNN where a measurement finds it faster on this machine, and as exact.
 
@@ -160,21 +160,14 @@ def optimize(
 
 @contextmanager
 def _unchanged_on_error(roots: list[nn.Module]) -> Iterator[None]:
-    """Give all modules the classes and attributes that they have now, if the block raises or is interrupted."""
-    modules: list[Any] = [module for root in roots for module in root.modules()]
-    before = [(module, type(module), {*vars(module)}) for module in modules]
-    configs = [config for module in modules if (config := getattr(module, "config", None)) is not None]
-    attention = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configs]
+    """Restore the modules whose class or attributes have changed, if the block raises or is interrupted."""
+    before = [(each, type(each), {*vars(each)}) for root in roots for each in root.modules()]
     try:
         yield
     except BaseException:
         for module, kind, names in before:
-            module.__class__ = kind
-            for name in vars(module).keys() - names:
-                delattr(module, name)
-        for config, implementation in attention:
-            if implementation is not None:
-                config._attn_implementation_internal = implementation
+            if type(module) is not kind or vars(module).keys() - names:
+                restore(module)
         raise
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ..host.declarations import LIVE
 from .foreign import is_known_class, is_stock, modules_in
 from .substitute import transformers_class
 
@@ -40,8 +39,8 @@ class OwnParts:
         attention: class of its self-attention.
         code: the module of this folder with our classes.
         effect: what is faster without unpadding, from scripts/benchmarks/bench_encoder.py.
-        padded: which calls these parts compute with their padding, too: those that are long enough to be faster, all
-            or none.
+        level: of docs/live.md.
+        padded: which calls these parts compute with their padding, too: all, or those long enough to be faster.
         refusal: from an encoder to why it is left to Transformers' code; None for no reason.
     """
 
@@ -51,6 +50,7 @@ class OwnParts:
     code: str
     effect: str = LONG_INPUTS
     padded: Padded = "long"
+    level: Literal["own", "contract"] = "own"
     refusal: Callable[[nn.Module], str | None] = lambda encoder: None
 
     @property
@@ -63,9 +63,8 @@ class OwnParts:
         """Whether an encoder is of this very class, with attention of the class that comes with it."""
         if type(encoder).__module__ != _file(self.model) or type(encoder).__name__ != self.encoder:
             return False
-        released = self.encoder not in LIVE or LIVE[self.encoder].is_released
         kinds = {type(part) for part in self.attention_in(encoder)}
-        return released and kinds == {self.attention_class} and is_stock(encoder)
+        return kinds == {self.attention_class} and is_stock(encoder)
 
     def give(self, encoder: nn.Module) -> list[nn.Module]:
         """Give the parts of an encoder our classes, in place; returns these parts."""
@@ -90,6 +89,12 @@ def _decoder(encoder: Any) -> str | None:
     return "a decoder: it attends to the left only" if encoder.config.is_decoder else None
 
 
+def _other_t5(encoder: Any) -> str | None:
+    """Up to Transformers 5.14 they have no other attention than "eager"."""
+    chosen = encoder.config._attn_implementation
+    return None if chosen == "sdpa" else f"attn_implementation = {chosen!r}: attention is accelerated with 'sdpa'"
+
+
 def _other_xlnet(encoder: Any) -> str | None:
     if encoder.config.attn_type != "bi":
         return f"attn_type = {encoder.config.attn_type!r}: it attends to the left only"
@@ -103,6 +108,7 @@ DEBERTA: dict[str, Any] = {
     "padded": "always",
     "refusal": _other_deberta,
 }
+T5: dict[str, Any] = {"code": "t5", "level": "contract", "refusal": _other_t5}
 XLNET_EFFECT = "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less"
 OWN = (
     OwnParts("deberta_v2", "DebertaV2Model", **DEBERTA),
@@ -110,9 +116,9 @@ OWN = (
     OwnParts("mpnet", "MPNetModel", "MPNetSelfAttention", "mpnet"),
     OwnParts("roformer", "RoFormerModel", "RoFormerSelfAttention", "roformer", refusal=_decoder),
     OwnParts("xlnet", "XLNetModel", "XLNetRelativeAttention", "xlnet", XLNET_EFFECT, refusal=_other_xlnet),
-    OwnParts("t5", "T5Stack", "T5Attention", "t5"),
-    OwnParts("mt5", "MT5Stack", "MT5Attention", "t5"),
-    OwnParts("umt5", "UMT5Stack", "UMT5Attention", "t5", effect="", padded="never"),
+    OwnParts("t5", "T5Stack", "T5Attention", **T5),
+    OwnParts("mt5", "MT5Stack", "MT5Attention", **T5),
+    OwnParts("umt5", "UMT5Stack", "UMT5Attention", **T5),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .encoder import parameters_of
+from .arguments import parameters_of
 from .foreign import modules_in
 from .shadow import shadow
 
@@ -17,8 +17,6 @@ SIDES = ("right", "left")
 MEMORIES = ("use_cache", "use_mems")
 # Largest difference, as a share of the largest value: float32 and float64, and half precision.
 TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
-# Padding tokens of models that name none: zero, and the end of a text.
-UNNAMED = (0,)
 
 
 class Probe:
@@ -107,7 +105,7 @@ def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
     if named:
         return tuple(dict.fromkeys(named))
     ends = getattr(config, "eos_token_id", None)
-    found = [*UNNAMED, *(ends if isinstance(ends, list | tuple) else (ends,))]
+    found = [0, *(ends if isinstance(ends, list | tuple) else (ends,))]
     return tuple(dict.fromkeys(each for each in found if isinstance(each, int)))
 
 

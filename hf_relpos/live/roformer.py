@@ -5,10 +5,9 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms
-from ..attention.unpadding import UnpaddedBatch
 from ..host.live import RoFormerEncoder, RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
-from .attention import BatchAsMask, attend_to_batch, rate_of, split_heads
-from .batch import Batch, PaddedBatch, take_batch
+from .attention import BatchAsMask, BatchAttention, attend_to_batch, split_heads
+from .batch import Batch, take_batch
 
 
 class AcceleratedRoFormerSinusoidalPositionalEmbedding(RoFormerSinusoidalPositionalEmbedding):
@@ -26,23 +25,13 @@ class AcceleratedRoFormerEncoder(BatchAsMask, RoFormerEncoder):
     """`RoFormerEncoder` with our attention."""
 
 
-class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
+class AcceleratedRoFormerSelfAttention(BatchAttention, RoFormerSelfAttention):
     """RoFormer's self-attention in an encoder."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | Batch | None = None,
-        sinusoidal_pos: torch.Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As stock, whose code runs unless there is a batch in place of the mask; else without attention weights."""
-        if not isinstance(attention_mask, UnpaddedBatch | PaddedBatch):
-            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
-                hidden_states, attention_mask, sinusoidal_pos, *args, **kwargs
-            )
-            return found
+    def attend(
+        self, states: torch.Tensor, batch: Batch, sinusoidal_pos: torch.Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        """As stock, without attention weights."""
 
         def heads_of(*vectors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             query, key, value = split_heads(self.num_attention_heads, *vectors)
@@ -54,5 +43,5 @@ class AcceleratedRoFormerSelfAttention(RoFormerSelfAttention):
                 return rotated
             return *self.apply_rotary_position_embeddings(angles, query, key), value
 
-        vectors = [projection(hidden_states) for projection in (self.query, self.key, self.value)]
-        return attend_to_batch(self, attention_mask, vectors, heads_of, Terms(), rate_of(self.dropout)), None
+        vectors = [projection(states) for projection in (self.query, self.key, self.value)]
+        return attend_to_batch(self, batch, vectors, heads_of, Terms()), None

@@ -53,8 +53,7 @@ class Logits(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in METADATA:
             return super().__torch_function__(func, types, args, kwargs)
-        args, kwargs = map_tensors(cls, cls.computed, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -1,7 +1,6 @@
 """Accelerated XLNet as an encoder: one stream, attention in both directions, without earlier memory (`mems`)."""
 
 import functools
-import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +10,10 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import UnpaddedBatch
 from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
-from .attention import attend_to_batch, offsets_in, rate_of, split_heads
+from .arguments import parameters_of, wants
+from .attention import attend_to_batch, offsets_in, split_heads
 from .batch import Batch, PaddedBatch, take_batch
-
-
-ARGUMENTS = tuple(inspect.signature(XLNetModel.forward).parameters)[1:]
 
 
 class AcceleratedXLNetModel(XLNetModel):
@@ -29,11 +25,8 @@ class AcceleratedXLNetModel(XLNetModel):
         batch = take_batch()
         if batch is None:
             return super().forward(*args, **kwargs)
-        given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
-
-        def wanted(name: str, field: str) -> bool:
-            return bool(getattr(self.config, field) if given.get(name) is None else given[name])
-
+        names, _ = parameters_of(XLNetModel.forward)
+        given = dict(zip(names, args, strict=False)) | kwargs
         if isinstance(batch, PaddedBatch):
             batch = with_own_keys(batch)
         vectors: Any = given.get("inputs_embeds")
@@ -52,9 +45,9 @@ class AcceleratedXLNetModel(XLNetModel):
             # layers treat (1, T, D) as any (L, B, D)
             seen.append(layer(seen[-1], None, batch, None, distances, segments)[0])
         memory = None
-        if wanted("use_mems", f"use_mems_{'train' if self.training else 'eval'}"):
+        if wants(self, given, "use_mems"):
             memory = tuple(self.cache_mem(each.transpose(0, 1), None) for each in seen[:-1])
-        hidden_states = tuple(seen) if wanted("output_hidden_states", "output_hidden_states") else None
+        hidden_states = tuple(seen) if wants(self, given, "output_hidden_states") else None
         return XLNetModelOutput(self.dropout(seen[-1]), memory, hidden_states)
 
 
@@ -94,7 +87,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             r: (2·L, 1, D), of the longest row.
             seg_mat: (1, T or B, L, S), one-hot; None if all tokens have the same type.
         """
-        if not isinstance(attn_mask_h, UnpaddedBatch | PaddedBatch):
+        if not isinstance(attn_mask_h, Batch):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)
         query, key, value = (
             projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
@@ -109,11 +102,8 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             (table,) = terms.query_table
             table = replace(table, rows=nn.functional.pad(table.rows, missing))
             terms = replace(terms, query_table=(table,), content_bias=nn.functional.pad(self.r_w_bias, missing))
-        vectors, heads_of = (
-            [each.flatten(2) for each in (query, key, value)],
-            functools.partial(split_heads, self.n_head),
-        )
-        out = attend_to_batch(self, attn_mask_h, vectors, heads_of, terms, rate_of(self.dropout))
+        vectors = [each.flatten(2) for each in (query, key, value)]
+        out = attend_to_batch(self, attn_mask_h, vectors, functools.partial(split_heads, self.n_head), terms)
         return self.layer_norm(self.dropout(linear(out, self.o.flatten(1))) + h), None
 
     def segment_steps(self, query: torch.Tensor) -> torch.Tensor:

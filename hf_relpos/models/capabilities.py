@@ -164,21 +164,12 @@ def explain_backend(
     - not flex_attention: by default it is for CUDA alone
     ```
     """
-    config = target.config if isinstance(target, PreTrainedModel) else target
     if isinstance(target, PreTrainedModel):
-        device = target.device if device is None else device
-        dtype = target.dtype if dtype is None else dtype
+        config, device, dtype = target.config, device or target.device, dtype or target.dtype
+    else:
+        config, device, dtype = target, device or "cpu", dtype or torch.float32
     implementation = check_attention(config, config._attn_implementation)
-    call = probe_call(
-        config,
-        batch,
-        length,
-        torch.float32 if dtype is None else dtype,
-        torch.device("cpu" if device is None else device),
-        dropout,
-        output_attentions,
-        gradients,
-    )
+    call = probe_call(config, batch, length, dtype, torch.device(device), dropout, output_attentions, gradients)
     if implementation == AUTO:
         backend, rejected = choose(call)
         lines = [f"attn_implementation={AUTO!r} takes {backend.name}"]

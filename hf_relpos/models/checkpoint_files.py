@@ -80,12 +80,10 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
     return {str(tensor): str(file) for tensor, file in where.items()}
 
 
-def check_config(folder: str | os.PathLike[str], only_if_there: bool = False) -> None:
-    """Raise a ValueError for a missing or broken config.json; with `only_if_there`, for a broken one."""
+def check_config(folder: str | os.PathLike[str]) -> None:
+    """Raise a ValueError for a missing or broken config.json."""
     path = os.path.join(folder, CONFIG)
     if not os.path.isfile(path):
-        if only_if_there:
-            return
         raise ValueError(
             f"{os.fspath(folder)} has no {CONFIG}, so it is not a checkpoint; give a folder that `save_pretrained` "
             "wrote"
@@ -137,7 +135,7 @@ def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
     """Check the files of a local folder before `from_pretrained` loads them; does nothing for other checkpoints.
 
     Raises:
-        ValueError: for broken files, and weights without a config.json.
+        ValueError: for broken files, and weights without a readable config.json.
     """
     others = arguments.get("state_dict") is not None or arguments.get("gguf_file") is not None
     if others or arguments.get("use_safetensors") is False or not isinstance(checkpoint, str | os.PathLike):
@@ -145,6 +143,6 @@ def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
     subfolder = arguments.get("subfolder")
     folder = os.path.join(checkpoint, subfolder) if subfolder else checkpoint
     files = weight_files(folder, arguments.get("variant"))
-    if files and arguments.get("config") is None and not os.path.isfile(os.path.join(folder, CONFIG)):
+    if files and arguments.get("config") is None:
         check_config(folder)
     check_weights(files)

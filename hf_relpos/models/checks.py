@@ -70,7 +70,7 @@ BACKEND = Rule(
     lambda value: value is None or isinstance(value, str | Mapping), "the name of an attention backend, or None"
 )
 
-# Fields of the class.
+# Fields of the class. Their types are checked before, by the annotations.
 FIELDS: dict[str, Rule] = {
     "vocab_size": integer(1),
     "hidden_size": integer(1),
@@ -95,10 +95,9 @@ FIELDS: dict[str, Rule] = {
     "pooler_hidden_act": ACTIVATION,
     "embedding_projection": one_of("after_norm", "before_norm"),
     "attention_biases": Rule(
-        lambda value: value is None or (isinstance(value, list) and all(name in PROJECTIONS for name in value)),
+        lambda value: value is None or set(value) <= set(PROJECTIONS),
         f"a list of some of {', '.join(map(repr, PROJECTIONS))}, or None",
     ),
-    "converted_from": Rule(lambda value: value is None or isinstance(value, Mapping), "a dict, or None"),
     "feed_forward_type": one_of(*FEED_FORWARD_TYPES),
     "global_tokens": Rule(
         lambda value: (
@@ -192,26 +191,17 @@ def check_fields(config: Any) -> None:
 def _check_position_scheme(config: Any) -> None:
     """The schemes must be known, accept their options, and fit together."""
     parts, field = scheme_parts(config), f"position_embedding_type = {config.position_embedding_type}"
-    scales: dict[float | None, str] = {}
-    for scheme, settings in parts:
-        scales.setdefault(scheme.scale_of(settings, config), scheme.name)
-    scales.pop(None, None)
-    if len(scales) > 1:
-        listed = ", ".join(f"{name} {value:.4g}" for value, name in scales.items())
-        raise ValueError(f"{field}: schemes with different scales cannot be combined ({listed})")
-    if sum(scheme.rotates() for scheme, _ in parts) > 1:
-        raise ValueError(f"{field}: two rotations cannot be combined")
     if sum(scheme.has_token_numbers() for scheme, _ in parts) > 1:
-        raise ValueError(f"{field}: two schemes with `token_numbers` cannot be combined")
-    if len(parts) > 1 and any(scheme.rotates() for scheme, _ in parts):
+        raise ValueError(f"{field}: two schemes with `token_numbers` cannot be combined; leave one of them out")
+    with torch.device("meta"):
+        build_input(config)  # raises for two schemes that act on the input
+    if len(parts) > 1:
         from .capabilities import probe_call
 
         try:
             probe_call(config)
         except ValueError as error:
             raise ValueError(f"{field}: {error}") from error
-    with torch.device("meta"):
-        build_input(config)  # raises for two schemes that act on the input
 
 
 def check_memory_settings(config: Any) -> None:

@@ -165,23 +165,16 @@ class RelPosBertConfig(BertConfig):
         source = pretrained_model_name_or_path
         # the first BERT files name no type
         model_type = config.get("model_type") or ("bert" if config else cls.model_type)
-        if model_type == "bert":
-            if fields := other_architecture(source, config):
-                return fields, kwargs
-            config = {
-                **config,
-                "model_type": cls.model_type,
-                "position_embedding_type": config.get("position_embedding_type", STOCK_SCHEME),
-                **NOT_STOCK,
-            }
-        elif model_type != cls.model_type and not any(
-            isinstance(part, dict) and part.get("model_type") == cls.model_type for part in config.values()
-        ):
-            if fields := other_architecture(source, config):
-                return fields, kwargs
+        parts = [part for part in config.values() if isinstance(part, dict)]
+        if model_type == cls.model_type or any(part.get("model_type") == cls.model_type for part in parts):
+            return config, kwargs
+        if fields := other_architecture(source, config):
+            return fields, kwargs
+        if model_type != "bert":
             families = INSTALLED.families()
             remedy = "" if families is None else f": {families.conversion_of(model_type, source)}"
             raise ValueError(f"{source}: model_type = {model_type!r} cannot be loaded as {cls.model_type}{remedy}")
+        config = {"position_embedding_type": STOCK_SCHEME, **config, "model_type": cls.model_type, **NOT_STOCK}
         return config, kwargs
 
     @classmethod

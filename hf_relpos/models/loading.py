@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..host.loader import named_in_reports
-from .checkpoint_files import check_config, check_local
+from .checkpoint_files import CONFIG, check_local, read_json
 from .configuration_relpos_bert import OtherArchitecture
 from .installed import INSTALLED
 
@@ -29,11 +29,6 @@ FRESH_PARTS = {
     "embeddings.position_embeddings.": POSITION_FIELDS,
     ".crossattention.": ("add_cross_attention",),
 }
-# What may be the matter with a BERT that lacks nothing but its table of positions.
-WITHOUT_POSITIONS = (
-    "NEZHA has no such table: if this is one, set model_type = 'nezha' in its config.json, and `hf-relpos convert "
-    "{source} OUT` converts it; if not, restore the file"
-)
 # Parts of the encoder that `ignore_mismatched_sizes` may initialise.
 RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
 
@@ -65,12 +60,26 @@ def load(
     try:
         check_encoder(model, info, source, arguments)
     except ValueError:
-        found = read_other_architecture(kind, source, arguments, by_tensors=True)
+        found = load_by_tensors(kind, from_pretrained, source, args, arguments)
         if found is None:
             raise
-        model, info = load_prepared(from_pretrained, source, args, found)
-        check_encoder(model, info, source, arguments)
+        model, _ = found
     return model
+
+
+def load_by_tensors(
+    kind: type[PreTrainedModel], from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: dict[str, Any]
+) -> tuple[Any, Any] | None:
+    """Model and loading info of a checkpoint that its tensors show to be of another architecture; else None.
+
+    The arguments and errors are those of `load`.
+    """
+    found = read_other_architecture(kind, source, arguments, by_tensors=True)
+    if found is None:
+        return None
+    model, info = load_prepared(from_pretrained, source, args, found)
+    check_encoder(model, info, source, arguments)
+    return model, info
 
 
 def load_prepared(
@@ -108,8 +117,9 @@ def _prepared(kind: Any, source: Any, arguments: Mapping[str, Any]) -> Mapping[s
     try:
         fields, _ = kind.config_class.get_config_dict(source, **hub_arguments(arguments))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last three: no JSON object
-        if os.path.isdir(source):
-            check_config(os.path.join(source, arguments.get("subfolder") or ""), only_if_there=True)
+        path = os.path.join(source, arguments.get("subfolder") or "", CONFIG)
+        if os.path.isfile(path):
+            read_json(path)
         # or an adapter's folder, or no checkpoint: Transformers reads it, or says so
         return read_other_architecture(kind, source, arguments, by_tensors=True) or arguments
     if not fields:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
@@ -278,10 +288,8 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({_listed(missing)})"
     if unexpected:
         facts += f" and have others that {type(model).__name__} does not use ({_listed(unexpected)})"
-    if looks := INSTALLED.families().resemblance(unexpected, source):
+    if looks := INSTALLED.families().resemblance(unexpected, source, missing=missing):
         return f"{facts}. {looks}"
-    if all("embeddings.position_embeddings." in name for name in missing):
-        return f"{facts}. {WITHOUT_POSITIONS.format(source=source)}"
     return (
         f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights on purpose, create "
         f"a {type(model).__name__} from its configuration and call load_state_dict(…, strict=False)"

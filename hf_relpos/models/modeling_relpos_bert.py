@@ -430,7 +430,8 @@ class RelPosBertHead(RelPosBertPreTrainedModel):
         self.post_init()
 
     def add_head(self, config: RelPosBertConfig) -> None:
-        """Make the modules of the head."""
+        """Make the modules of the head: by default a classifier of the configuration's labels."""
+        self.dropout, self.classifier = _classifier(config, len(config.id2label or ()))
 
 
 def _fit_decoder(head: BertOnlyMLMHead | BertPreTrainingHeads, config: RelPosBertConfig) -> None:
@@ -520,9 +521,6 @@ class RelPosBertForNextSentencePrediction(RelPosBertHead, BertForNextSentencePre
 class RelPosBertForSequenceClassification(RelPosBertHead, BertForSequenceClassification):
     """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
 
-    def add_head(self, config: RelPosBertConfig) -> None:
-        self.dropout, self.classifier = _classifier(config, len(config.id2label or ()))
-
 
 @carries_memory
 class RelPosBertForMultipleChoice(RelPosBertHead, BertForMultipleChoice):
@@ -537,9 +535,6 @@ class RelPosBertForTokenClassification(RelPosBertHead, BertForTokenClassificatio
     """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
 
     pools = False
-
-    def add_head(self, config: RelPosBertConfig) -> None:
-        self.dropout, self.classifier = _classifier(config, len(config.id2label or ()))
 
 
 @carries_memory

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig, other_architecture
 from .installed import INSTALLED
-from .loading import check_encoder, hub_arguments, load_prepared, read_other_architecture
+from .loading import check_encoder, hub_arguments, load_by_tensors
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 
 
@@ -111,19 +111,18 @@ def patch_transformers() -> Patch:
         return patch
 
 
-def is_relative(scheme: Any) -> bool:
-    """Whether a value of `position_embedding_type` needs our models instead of stock BERT."""
-    return isinstance(scheme, str) and scheme in SCHEMES and not SCHEMES[scheme].learned_input_table
-
-
-def is_ours(config: Any, changes: Mapping[str, Any] | None = None) -> bool:
-    """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes with these changes."""
-    if type(config) not in (BertConfig, RelPosBertConfig):
-        return False
-    scheme = getattr(config, "position_embedding_type", None)
-    if is_relative((changes or {}).get("position_embedding_type", scheme)):
+def needs_ours(source: Any, fields: dict[str, Any], changes: Mapping[str, Any]) -> bool:
+    """Whether the fields of a BERT's configuration, with these changes, need our models instead of stock BERT."""
+    scheme = changes.get("position_embedding_type", fields.get("position_embedding_type"))
+    if isinstance(scheme, str) and scheme in SCHEMES and not SCHEMES[scheme].learned_input_table:
         return True
-    return type(config) is BertConfig and other_architecture(config.name_or_path, config.to_dict()) is not None
+    return fields.get("model_type", "bert") == "bert" and other_architecture(source, fields) is not None
+
+
+def is_ours(config: Any, changes: Mapping[str, Any]) -> bool:
+    """Whether a configuration, exactly a BertConfig or a RelPosBertConfig, needs our classes with these changes."""
+    known = type(config) in (BertConfig, RelPosBertConfig)
+    return known and needs_ours(config.name_or_path, config.to_dict(), changes)
 
 
 def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
@@ -135,21 +134,14 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
         saved, _ = BertConfig.get_config_dict(source, **hub_arguments(kwargs))
     except OSError:  # no such file or repository: the stock class raises a better error
         return False
-    if saved.get("model_type", "bert") == "bert" and other_architecture(source, saved):
-        return True
-    return is_relative(kwargs.get("position_embedding_type", saved.get("position_embedding_type")))
+    return needs_ours(source, saved, kwargs)
 
 
 def _read_by_tensors(ours: Any, path: Any, kwargs: Mapping[str, Any]) -> Any:
     """Model and loading info of a checkpoint that only its tensors show to be of another architecture; else None."""
     given = {name: value for name, value in kwargs.items() if name != "config" or isinstance(value, PreTrainedConfig)}
-    found = read_other_architecture(ours, path, given, by_tensors=True)
-    if found is None:
-        return None
-    found.pop("output_loading_info", None)
-    model, info = load_prepared(super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), found)
-    check_encoder(model, info, path, kwargs)
-    return model, info
+    given.pop("output_loading_info", None)
+    return load_by_tensors(ours, super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), given)
 
 
 def _route_configuration(
@@ -174,11 +166,11 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
 
     @functools.wraps(before)
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if _active and type(self) is stock and is_ours(config):
+        if _active and type(self) is stock and is_ours(config, {}):
             self.__class__ = ours
             ours.__init__(self, RelPosBertConfig.from_bert(config), *args, **kwargs)
             return
-        if _active and stock is BertModel and is_ours(config):
+        if _active and stock is BertModel and is_ours(config, {}):
             logger.warning_once(
                 f"{type(self).__name__} is a subclass of BertModel, so it ignores position_embedding_type = "
                 f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."

@@ -34,10 +34,10 @@ from .sequence import (
     Rows,
     SequenceMetadata,
     document_numbers,
+    documents_and_gaps,
     largest_distance,
     position_steps,
     token_mask,
-    without_gaps,
 )
 
 
@@ -101,13 +101,8 @@ class SegmentMemory(ModelOutput):
         ids, documents, positions, has_gaps = None, None, None, False
         if position_ids is not None:
             ids = position_ids.expand(batch, -1).to(device)
-            steps, follows = position_steps(ids, is_token)
-            documents = nn.functional.pad(document_numbers(steps, follows), (before, 0))
-            if is_traced():
-                documents = without_gaps(documents, steps, follows)
-            else:
-                documents = documents if bool(documents[:, -1].any()) else None
-                has_gaps = bool((follows & (steps > 1)).any())
+            documents, has_gaps = documents_and_gaps(ids, is_token)
+            documents = None if documents is None else nn.functional.pad(documents, (before, 0))
         # padding between the memory and the segment, or within it
         begins = with_memory & ~nn.functional.pad(with_memory, (1, 0))[:, :-1]
         has_holes = attention_mask is not None and (is_traced() or bool((begins.sum(-1) > 1).any()))

@@ -266,36 +266,38 @@ def _with_position_ids(
     sequence: SequenceMetadata, inputs: PositionInputs, position_ids: torch.Tensor
 ) -> SequenceMetadata:
     """Add documents, and positions if the ids have gaps."""
-    steps, follows = position_steps(position_ids)
-    ids = position_ids.expand(sequence.rows.batch, -1)
-    numbers = document_numbers(steps, follows).expand_as(ids)
-    documents: torch.Tensor | None = numbers
-    positions = None
-    # a graph cannot read the data: it assumes packed rows whose documents count from 0, 1, 2, …
-    if is_traced():
-        if inputs.terms:
-            documents = without_gaps(numbers, steps, follows)
-        if inputs.absolute:
-            positions = Positions(ids, ids.shape[1] - 1)
-    else:
+    ids, positions, visibility = position_ids.expand(sequence.rows.batch, -1), None, sequence.visibility
+    documents, has_gaps = documents_and_gaps(position_ids, may_have_gaps=not inputs.terms)
+    if inputs.absolute:
         usual = torch.arange(ids.shape[1], device=ids.device)
-        if bool(((position_ids != usual) if inputs.absolute else steps > 1).any()):
-            positions = Positions(ids, largest_distance(position_ids))
-        if not bool((follows & (steps <= 0)).any()):
-            documents = None
-    visibility = sequence.visibility
+        has_gaps = is_traced() or bool((position_ids != usual).any())
+    if has_gaps:
+        positions = Positions(ids, ids.shape[1] - 1 if is_traced() else largest_distance(position_ids))
     if documents is not None:
-        visibility = replace(visibility, documents=documents, index_in_document=ids)
+        visibility = replace(visibility, documents=documents.expand_as(ids), index_in_document=ids)
     return replace(sequence, context=replace(sequence.context, positions=positions), visibility=visibility)
 
 
-def without_gaps(documents: torch.Tensor, steps: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
-    """The documents in a graph, whose distances are those of indices; it raises an error if positions have gaps."""
-    gaps = (follows & (steps > 1)).any()
-    assert_later(~gaps, "position_ids have gaps, which a graph does not follow; run the model without one")
-    if torch.compiler.is_exporting():  # ONNX drops the assertion, and has an error for the second row of one
-        documents = documents + documents.new_zeros(1).index_select(0, gaps.long().view(1))
-    return documents
+def documents_and_gaps(
+    position_ids: torch.Tensor, is_token: torch.Tensor | None = None, may_have_gaps: bool = False
+) -> tuple[torch.Tensor | None, bool]:
+    """The number of each token's document, (B, L), or None for one in each row; whether positions in one have gaps.
+
+    A graph cannot read the data. It always has numbers, and its distances are those of indices: it raises an error for
+    gaps, unless `may_have_gaps`.
+
+    Args:
+        position_ids: as of `position_steps`, and `is_token`.
+    """
+    steps, follows = position_steps(position_ids, is_token)
+    documents, gaps = document_numbers(steps, follows), (follows & (steps > 1)).any()
+    if not is_traced():
+        return documents if bool(documents.any()) else None, bool(gaps)
+    if not may_have_gaps:
+        assert_later(~gaps, "position_ids have gaps, which a graph does not follow; run the model without one")
+        if torch.compiler.is_exporting():  # ONNX drops the assertion, and has an error for the second row of one
+            documents = documents + documents.new_zeros(1).index_select(0, gaps.long().view(1))
+    return documents, False
 
 
 def _with_positions_of_mask(sequence: SequenceMetadata) -> SequenceMetadata:

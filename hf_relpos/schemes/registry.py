@@ -119,7 +119,7 @@ def combined(one: Terms, other: Terms) -> Terms:
         elif name == "scale" and mine == theirs:
             merged["scale"] = mine
         else:
-            raise ValueError(f"two schemes that both set the {name} cannot be combined")
+            raise ValueError(f"two schemes that both set `{name}` cannot be combined; leave one of them out")
     if (one.rotate is None) != (other.rotate is None):
         still = other if one.rotate is not None else one
         vectors = still.content_bias is not None or still.feature_gain is not None

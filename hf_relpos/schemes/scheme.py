@@ -396,11 +396,6 @@ class Scheme(nn.Module):
         """Whether the scheme has `token_numbers`."""
         return cls.token_numbers is not Scheme.token_numbers
 
-    @classmethod
-    def rotates(cls) -> bool:
-        """Whether it has a method `rotate`, for `Terms.rotate`. A combination can hold only one such scheme."""
-        return hasattr(cls, "rotate")
-
     def forward(self, context: AttentionContext) -> Terms:
         """Return the terms for one attention call. Schemes that act on the input need not define it.
 

@@ -182,8 +182,7 @@ def _pad(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _read_in_windows(model: nn.Module, limit: int, row: Batch, names: Iterable[str]) -> Targets:
     """`compute_outputs` of one row, read in windows: inputs (L,), outputs (L, …)."""
-    ids = row["input_ids"]
-    overlapping = OverlappingWindows.of(len(ids), limit).to(ids.device)
+    overlapping = OverlappingWindows.of(len(row["input_ids"]), limit)
     windows = {name: tensor[overlapping.columns] for name, tensor in row.items()}
     outputs = compute_outputs(model, {**windows, "attention_mask": torch.ones_like(windows["input_ids"])}, names)
     logits = None if outputs.logits is None else overlapping.merge(outputs.logits)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from oracles import REAL, golden, layer_error, padding, tiny_attention
+from oracles import REAL, golden, layer_error, tiny_attention
 
 from hf_relpos.attention.context import AttentionContext
 from hf_relpos.schemes.alibi import alibi_slopes
@@ -24,30 +24,18 @@ def paper(slopes, distance):
     return score
 
 
-@pytest.mark.parametrize("heads", [2, 3, 12])
-def test_symmetric(heads, hidden):
-    layer = tiny_attention("alibi", num_attention_heads=heads)
-    assert layer_error(layer, hidden, REAL, paper(SLOPES[heads], lambda h, r: abs(r))) <= 1e-10
-
-
-def test_offset(hidden):
-    layer = tiny_attention("alibi", position_options={"variant": "offset"})
-    assert layer_error(layer, hidden, REAL, paper(SLOPES[3], lambda h, r: -r if r <= 0 else r - 0.5)) <= 1e-10
-
-
-def test_asymmetric(hidden):
-    """The first two of four heads see the left, the others the right; all have the slopes of two heads."""
-    layer = tiny_attention("alibi", num_attention_heads=4, position_options={"variant": "asymmetric"})
-
-    def distance(h, r):
-        return abs(r) if r == 0 or (r < 0) == (h < 2) else math.inf
-
-    # a query of padding, in a head that sees the right, has no keys: zeros here, NaN in the loop
-    assert layer_error(layer, hidden[:1], padding([9], 9), paper(SLOPES[2] * 2, distance)) <= 1e-10
-    out, weights = layer(hidden, attention_mask=REAL[:, None, None, :])
-    assert out.isfinite().all() and weights[1, 2:, 5:].abs().max() == 0
-    alone, _ = layer(hidden[1:, :5])
-    assert (out[1:, :5] - alone).abs().max() <= 1e-12
+@pytest.mark.parametrize(
+    "variant, heads, slopes, distance",
+    [
+        *(("symmetric", heads, SLOPES[heads], lambda h, r: abs(r)) for heads in (2, 3, 12)),
+        ("offset", 3, SLOPES[3], lambda h, r: -r if r <= 0 else r - 0.5),
+        # the first two of four heads see the left, the others the right; all have the slopes of two heads
+        ("asymmetric", 4, SLOPES[2] * 2, lambda h, r: abs(r) if r == 0 or (r < 0) == (h < 2) else math.inf),
+    ],
+)
+def test_equals_the_paper(variant, heads, slopes, distance, hidden):
+    layer = tiny_attention("alibi", num_attention_heads=heads, position_options={"variant": variant})
+    assert layer_error(layer, hidden, REAL, paper(slopes, distance)) <= 1e-10
 
 
 @pytest.mark.parametrize("heads", range(1, 17))
@@ -71,8 +59,3 @@ def parity(heads: int) -> float:
     scores = torch.randn(bias.shape)
     ours = (scores + bias).masked_fill(original == -math.inf, -math.inf).softmax(-1)
     return (ours - (scores + original).softmax(-1)).abs().max().item()
-
-
-@pytest.mark.parametrize("heads", CASES)
-def test_equals_the_original_code(heads):
-    assert parity(heads) <= 1e-6

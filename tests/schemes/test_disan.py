@@ -2,10 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from oracles import array, golden, padding, paper_attention, tiny_attention
+from oracles import golden, layer_error, padding, tiny_attention
 
 
 DIRECTIONS = {
@@ -24,21 +23,10 @@ def paper(direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@torch.no_grad()
 def test_equals_the_paper(direction):
     layer = tiny_attention("disan", position_options={"direction": direction})
     hidden, real = torch.randn(3, 9, 24, dtype=torch.float64), padding([9, 5, 1], 9)
-    out, weights = layer(hidden, attention_mask=real[:, None, None, :])
-    # a token without a key gets zeros, where the loop divides zero by zero
-    expected = [np.nan_to_num(part) for part in paper_attention(layer, hidden, real, paper(direction))]
-    assert max(np.abs(array(out) - expected[0]).max(), np.abs(array(weights) - expected[1]).max()) <= 1e-10
-
-
-def test_half_of_the_heads_go_each_way():
-    for heads, forward in ((4, 2), (3, 2), (1, 1)):
-        layer = tiny_attention("disan", num_attention_heads=heads)
-        weights = layer(torch.randn(1, 6, 24, dtype=torch.float64))[1][0]
-        assert (weights[:forward].triu() == 0).all() and (weights[forward:].tril() == 0).all()
+    assert layer_error(layer, hidden, real, paper(direction)) <= 1e-10
 
 
 CASES = ["forward", "backward", "diag"]
@@ -53,11 +41,6 @@ def parity(direction: str) -> float:
     real = padding(sizes["real"], seen.shape[-1])
     _, weights = layer(torch.randn(*real.shape, 24, dtype=torch.float64), attention_mask=real[:, None, None, :])
     return ((weights > 0) != seen[:, None]).double().mean().item()
-
-
-@pytest.mark.parametrize("direction", CASES)
-def test_equals_the_original_code(direction):
-    assert parity(direction) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])

@@ -5,6 +5,7 @@
 f is an MLP with one hidden layer of ReLUs. The paper, about causal models, divides by ψ(max(i, L₀)).
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -28,18 +29,15 @@ def paper(module, threshold, normalizer=max, start=0):
     return score
 
 
+@pytest.mark.parametrize("normalizer, of", [("both", max), ("query", lambda i, j: i)], ids=["both", "query"])
 @pytest.mark.parametrize("threshold", [512, 5])
 @pytest.mark.parametrize("shared", [False, True])
-def test_equals_the_paper(shared, threshold, hidden):
-    layer = tiny_attention("fire", position_options={"shared": shared, "threshold": threshold})
+def test_equals_the_paper(shared, threshold, normalizer, of, hidden):
+    options = {"shared": shared, "threshold": threshold, "normalizer": normalizer}
+    layer = tiny_attention("fire", position_options=options)
     module = layer.shared_distance_embedding if shared else layer.distance_embedding.bias
     assert (layer.shared_distance_embedding is not None) == shared == (layer.distance_embedding.bias is None)
-    assert layer_error(layer, hidden, REAL, paper(module, threshold)) <= 1e-10
-
-
-def test_normalizer_of_the_paper(hidden):
-    layer = tiny_attention("fire", position_options={"normalizer": "query", "threshold": 5})
-    assert layer_error(layer, hidden, REAL, paper(layer.distance_embedding.bias, 5, lambda i, j: i)) <= 1e-10
+    assert layer_error(layer, hidden, REAL, paper(module, threshold, of)) <= 1e-10
 
 
 def test_is_not_a_function_of_the_offset_above_the_threshold(hidden):
@@ -61,22 +59,17 @@ def test_initialisation():
     assert 0.8 < module.mlp[0].weight.abs().max() <= 1 and 0.15 < module.mlp[2].weight.abs().max() <= 32**-0.5
 
 
-CASES = golden("fire")[0]["thresholds"]
+CASES = list(itertools.product(golden("fire")[0]["thresholds"], ["query", "both"]))
 
 
 @torch.no_grad()
-def parity(threshold: int, normalizer: str = "query") -> float:
+def parity(case: tuple[int, str]) -> float:
     """Largest difference from the original; with the normaliser `both`, at keys to the left."""
     _, tensors = golden("fire")
+    threshold, normalizer = case
     options = {"threshold": threshold, "normalizer": normalizer}
     module = tiny_attention("fire", dtype=torch.float32, position_options=options).distance_embedding.bias
     state = {name: tensors[f"{threshold}.{name}"].view_as(parameter) for name, parameter in module.named_parameters()}
     module.load_state_dict(state, strict=True)
     error = module(AttentionContext(24, 24)) - tensors[f"{threshold}.bias"]
     return (error if normalizer == "query" else error.tril()).abs().max().item()
-
-
-@pytest.mark.parametrize("normalizer", ["query", "both"])
-@pytest.mark.parametrize("threshold", CASES)
-def test_equals_the_original_code(threshold, normalizer):
-    assert parity(threshold, normalizer) <= 2e-6

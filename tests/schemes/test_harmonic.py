@@ -7,11 +7,22 @@ There is no original: the reference is this formula pair by pair, in NumPy and f
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from oracles import array, attention_by_loop, layer_error, padding, tiny_attention, tiny_config, tiny_model, uncompiled
+from oracles import (
+    array,
+    attention_by_loop,
+    layer_error,
+    padding,
+    tiny_attention,
+    tiny_config,
+    tiny_model,
+    uncompiled,
+    with_vectors,
+)
 from torch import nn
 
 from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms, explain_backend
@@ -49,9 +60,8 @@ def coefficients(letters, heads=HEADS, dtype=torch.float64):
 
 def terms_of(tensors, context, **others):
     waves = geometric(WAVES, PERIOD)
-    return Terms(
-        **{TABLE_FIELDS[letter]: (FourierTable(each, waves, context),) for letter, each in tensors.items()}, **others
-    )
+    tables = {TABLE_FIELDS[letter]: (FourierTable(each, waves, context),) for letter, each in tensors.items()}
+    return Terms(**tables, **others)
 
 
 def call_of(tensors, table, context, content_bias=None, **settings):
@@ -69,18 +79,11 @@ def test_equals_the_formula(terms, per_head):
     layer, waves = tiny_attention("harmonic", position_options=options), frequencies(4, 40)
     tables = {letter: array(each) for letter, each in layer.distance_embedding.named_parameters()}
 
-    def score(q, k, h, i, j):
-        total = q @ k
-        total += q @ row(tables["A"], h, j - i, waves) if "A" in tables else 0.0
-        total += k @ row(tables["B"], h, j - i, waves) if "B" in tables else 0.0
-        total += row(tables["c"], h, j - i, waves) if "c" in tables else 0.0
-        return total / math.sqrt(SIZE)
-
-    def value(v, h, i, j):
-        return v + row(tables["V"], h, j - i, waves) if "V" in tables else v
+    def term(letter, h, i, j):
+        return row(tables[letter], h, j - i, waves) if letter in tables else 0.0
 
     hidden, real = torch.randn(2, KEYS, 24, dtype=torch.float64), padding([9, 6], KEYS)
-    assert layer_error(layer, hidden, real, score, value) <= 1e-10
+    assert layer_error(layer, hidden, real, *with_vectors(*(partial(term, letter) for letter in "AVBc"))) <= 1e-10
 
 
 class Case:
@@ -174,10 +177,8 @@ def test_dropout_leaves_out_values_and_their_waves_together():
     augmented, finish = with_fourier_features(call)
     for each in (call, augmented):
         torch.manual_seed(3)
-        outputs.append(
-            attend(each.query, each.key, each.value, each.terms, each.context, each.mask, 0.3)[0].transpose(1, 2)
-        )
-    assert (finish(outputs[1]) - outputs[0]).abs().max() <= 1e-10
+        outputs.append(attend(each.query, each.key, each.value, each.terms, each.context, each.mask, 0.3)[0])
+    assert (finish(outputs[1].transpose(1, 2)) - outputs[0].transpose(1, 2)).abs().max() <= 1e-10
 
 
 def test_chunks_take_the_features_under_dropout(none_too_short):
@@ -195,12 +196,10 @@ def test_long_rows_are_plain_attention_and_no_table_is_made(rate, taken, heads, 
     """By the backend that is faster for it, which the rate of oneDNN's products decides."""
     monkeypatch.setattr(chunked, "bmm_library", lambda: Library(100.0, rate, 1e-7, 1e-7))
     config = RelPosBertConfig(position_embedding_type="harmonic", num_attention_heads=768 // heads)
-    assert explain_backend(config, batch=4, length=2048, gradients=True).startswith(
-        f"attn_implementation='relpos' takes {taken}"
-    )
+    said = explain_backend(config, batch=4, length=2048, gradients=True)
+    assert said.startswith(f"attn_implementation='relpos' takes {taken}")
     monkeypatch.setattr(FourierTable, "rows", property(lambda table: pytest.fail("the rows are made")))
-    call = Case("padding").call()
-    run_attention("relpos", call)
+    run_attention("relpos", Case("padding").call())
 
 
 @pytest.mark.parametrize("other", ["alibi", "t5", "disan", "transformer_xl", "relative_key", "shaw", "huang_m1"])

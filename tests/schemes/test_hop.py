@@ -8,10 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import array, golden, grid_ids, layer_error, padding, sine_cosine, tiny_attention, tiny_config
+from oracles import array, golden, grid_ids, layer_error, on_grid, padding, sine_cosine, tiny_attention, tiny_config
 
-from hf_relpos import AttentionContext
-from hf_relpos.attention.context import TokenInputs
 from hf_relpos.attention.formula import position_scores
 from hf_relpos.schemes.registry import build_scheme
 
@@ -34,16 +32,15 @@ def paper(layer, grid, radius):
     return score
 
 
-def on(grid):
-    return AttentionContext(grid.shape[1], grid.shape[1], tokens=TokenInputs(grid=grid))
+GRID, SMALL = grid_ids(3, 5, outside=1), [(1, 1), (1, 9), (2, 2)]  # the original needs grids of twice the radius
 
 
-@pytest.mark.parametrize("radius", [1, 3, 7])
-def test_equals_the_paper(radius):
-    layer = tiny_attention("hop", position_options={"radius": radius})
-    grid, hidden = grid_ids(3, 5, outside=1), torch.randn(1, 16, 24, dtype=torch.float64)
-    score = paper(layer, grid[0], radius)
-    assert layer_error(layer, hidden, padding([13], 16), score, context=on(grid)) <= 1e-10
+@pytest.mark.parametrize("radius, grid", [(1, GRID), (3, GRID), *((7, grid_ids(*size)) for size in SMALL), (7, GRID)])
+def test_equals_the_paper(radius, grid):
+    layer, length = tiny_attention("hop", position_options={"radius": radius}), grid.shape[1]
+    hidden, score = torch.randn(2, length, 24, dtype=torch.float64), paper(layer, grid[0], radius)
+    real = padding([length, length - length // 4], length)
+    assert layer_error(layer, hidden, real, score, context=on_grid(grid.expand(2, -1, -1))) <= 1e-10
 
 
 CASES = list(golden("hop")[0]["cases"])
@@ -54,32 +51,13 @@ def parity(case: str) -> float:
     """Largest difference from the scores of the original, (H, n, N)."""
     sizes, tensors = golden("hop")
     settings, heads = sizes["cases"][case], sizes["heads"]
-    config = tiny_config(
-        "hop",
-        hidden_size=heads * sizes["size"],
-        num_attention_heads=heads,
-        position_options={"radius": settings["radius"]},
-    )
-    scheme = build_scheme(config)
+    fields = {"hidden_size": heads * sizes["size"], "num_attention_heads": heads}
+    scheme = build_scheme(tiny_config("hop", position_options={"radius": settings["radius"]}, **fields))
     linear = {f"pos_embed_linear.{name}": tensors[f"{case}.{name}"] for name in ("weight", "bias")}
     scheme.load_state_dict(linear, strict=True)
-    context, query = on(grid_ids(settings["height"], settings["width"])), tensors[f"{case}.query"][None]
+    context, query = on_grid(grid_ids(settings["height"], settings["width"])), tensors[f"{case}.query"][None]
     scores = position_scores(query, query, scheme(context), context)[0, :, tensors[f"{case}.queries"]]
     return (scores - tensors[f"{case}.scores"]).abs().max().item()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 2e-5  # sums of products of size 30
-
-
-def test_small_grids_and_one_line():
-    """The original needs grids of twice the radius."""
-    layer = tiny_attention("hop")
-    for height, width in ((1, 1), (1, 9), (2, 2)):
-        grid, length = grid_ids(height, width), height * width
-        hidden, score = torch.randn(1, length, 24, dtype=torch.float64), paper(layer, grid[0], 7)
-        assert layer_error(layer, hidden, padding([length], length), score, context=on(grid)) <= 1e-10
 
 
 def test_begins_as_the_original_does():

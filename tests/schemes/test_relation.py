@@ -3,13 +3,13 @@
 e_ij = x_i W^Q (x_j W^K + a^K_{e(i,j)})ᵀ / √d,   z_i = Σ_j α_ij (x_j W^V + a^V_{e(i,j)})
 """
 
-import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import REAL, array, extra_inputs, layer_error, tiny_attention, tiny_model
+from oracles import REAL, array, extra_inputs, layer_error, tiny_attention, tiny_model, with_vectors
 
 from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.attention.context import TokenInputs
@@ -28,13 +28,7 @@ def paper(layer, labels, none):
         rows = table[h] if table.ndim == 3 else table
         return np.zeros(8) if label == none else rows[label]
 
-    def score(q, k, h, i, j):
-        return q @ (k + vector(tables[0], h, i, j)) / math.sqrt(8)
-
-    def value(v, h, i, j):
-        return v + vector(tables[1], h, i, j) if len(tables) == 2 else v
-
-    return score, value
+    return with_vectors(*(partial(vector, table) for table in tables))
 
 
 @pytest.mark.parametrize("values", [True, False], ids=["values", "keys"])

@@ -65,8 +65,3 @@ def parity(kind: str) -> float:
     out = RelPosBertModel.from_pretrained(folder)(**inputs)
     errors = (out[name] - stored[f"output.{name}"] for name in ("last_hidden_state", "pooler_output"))
     return max(error.abs().max().item() for error in errors)
-
-
-@pytest.mark.parametrize("kind", CASES)
-def test_equals_the_original_code(kind):
-    assert parity(kind) <= 1e-5

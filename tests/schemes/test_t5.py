@@ -35,28 +35,15 @@ def paper(layer, scale, **how):
     return score
 
 
-LENGTH = 24
-REAL = padding([LENGTH, 17], LENGTH)
-
-
-@pytest.fixture
-def hidden():
-    return torch.randn(2, LENGTH, 24, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("buckets, max_distance", [(32, 128), (8, 10), (4, 2)])
+@pytest.mark.parametrize(
+    "buckets, max_distance, causal", [(32, 128, False), (8, 10, False), (4, 2, False), (6, 9, True)]
+)
 @pytest.mark.parametrize("scaling, scale", [("bert", 1 / math.sqrt(8)), ("t5", 1.0)])
-def test_equals_the_paper(scaling, scale, buckets, max_distance, hidden):
-    options = {"scaling": scaling, "buckets": buckets, "max_distance": max_distance}
-    layer = tiny_attention("t5", position_options=options)
+def test_equals_the_paper(scaling, scale, buckets, max_distance, causal):
     how = {"buckets": buckets, "max_distance": max_distance}
-    assert layer_error(layer, hidden, REAL, paper(layer, scale, **how)) <= 1e-10
-
-
-def test_one_side_in_a_decoder(hidden):
-    layer = tiny_attention("t5", is_decoder=True, position_options={"buckets": 6, "max_distance": 9})
-    score = paper(layer, 1 / math.sqrt(8), buckets=6, max_distance=9, causal=True)
-    assert layer_error(layer, hidden, REAL, score) <= 1e-10
+    layer = tiny_attention("t5", is_decoder=causal, position_options={"scaling": scaling, **how})
+    hidden, real = torch.randn(2, 24, 24, dtype=torch.float64), padding([24, 17], 24)
+    assert layer_error(layer, hidden, real, paper(layer, scale, causal=causal, **how)) <= 1e-10
 
 
 def test_buckets_of_the_original():
@@ -79,9 +66,8 @@ def parity(case: tuple[str, str]) -> float:
     """Largest difference from the original."""
     sizes, tensors = golden("t5")
     name, scaling = case
-    layer = tiny_attention(
-        "t5", dtype=torch.float32, is_decoder=name == "decoder", position_options={"scaling": scaling}
-    )
+    fields = {"is_decoder": name == "decoder", "position_options": {"scaling": scaling}}
+    layer = tiny_attention("t5", dtype=torch.float32, **fields)
     biases = [tensors.get(f"{name}.{letter}.bias", torch.zeros(24)) for letter in "qkv"]
     load_projections(layer, [tensors[f"{name}.{letter}.weight"] for letter in "qkv"], biases)
     weight = tensors[f"{name}.relative_attention_bias.weight"]
@@ -91,8 +77,3 @@ def parity(case: tuple[str, str]) -> float:
     if name == "decoder":
         mask = mask & torch.ones(hidden.shape[1], hidden.shape[1], dtype=torch.bool).tril()
     return (layer(hidden, attention_mask=mask)[0] - tensors[f"{name}.out"]).abs().max().item()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 1e-6

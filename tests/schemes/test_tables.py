@@ -3,12 +3,12 @@
 e_ij = (q_i·k_j + q_i·A_r + k_j·B_r + c_r) / √d,   z_i = Σ_j α_ij (v_j + V_r),   r = clip(j − i, ±max_distance)
 """
 
-import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from oracles import array, layer_error, padding, tiny_attention
+from oracles import array, layer_error, padding, tiny_attention, with_vectors
 
 from hf_relpos.schemes.tables import knots
 
@@ -30,33 +30,15 @@ def paper(layer):
         row = interpolated(tables[letter], scheme.knots, j - i)
         return row[h % row.shape[0]]
 
-    def score(q, k, h, i, j):
-        total = q @ k + row("c", h, i, j)
-        if "A" in tables:
-            total += q @ row("A", h, i, j)
-        if "B" in tables:
-            total += k @ row("B", h, i, j)
-        return total / math.sqrt(8)
-
-    def value(v, h, i, j):
-        return v + row("V", h, i, j)
-
-    return score, value
+    return with_vectors(*(partial(row, letter) for letter in "AVBc"))
 
 
 @pytest.mark.parametrize("storage", ["knots", "rows"])
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("terms", ["ABcV", "A", "B", "c", "V", "BA"])
 def test_equals_the_formula(terms, per_head, storage):
-    options = {
-        "terms": terms,
-        "per_head": per_head,
-        "storage": storage,
-        "max_distance": 7,
-        "dense": 2,
-        "per_octave": 1,
-    }
-    layer = tiny_attention("tables", position_options=options)
+    options = {"terms": terms, "per_head": per_head, "storage": storage}
+    layer = tiny_attention("tables", position_options={**options, "max_distance": 7, "dense": 2, "per_octave": 1})
     hidden, real = torch.randn(2, 11, 24, dtype=torch.float64), padding([11, 6], 11)  # past max_distance, too
     assert layer_error(layer, hidden, real, *paper(layer)) <= 1e-10
 

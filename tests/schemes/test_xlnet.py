@@ -7,17 +7,7 @@ import math
 
 import pytest
 import torch
-from oracles import (
-    REAL,
-    array,
-    golden,
-    layer_error,
-    load_projections,
-    padding,
-    sine_cosine,
-    tiny_attention,
-    tiny_model,
-)
+from oracles import array, golden, layer_error, load_projections, padding, sine_cosine, tiny_attention, tiny_model
 
 from hf_relpos import AttentionContext, RelPosBertModel
 from hf_relpos.attention.context import TokenInputs
@@ -26,7 +16,7 @@ from hf_relpos.attention.context import TokenInputs
 TYPES = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0, 0]])
 
 
-def paper(layer, types=TYPES, clamp=math.inf):
+def paper(layer, types, clamp):
     """The paper's score.
 
     Args:
@@ -47,42 +37,39 @@ def paper(layer, types=TYPES, clamp=math.inf):
     return score
 
 
-@pytest.fixture
-def layer():
-    return tiny_attention("xlnet")
-
-
-def segmented(length=9, types=TYPES):
+def segmented(length, types):
     return AttentionContext(length, length, tokens=TokenInputs(token_type_ids=types))
 
 
-@pytest.mark.parametrize(
-    "segments, types", [(True, None), (True, torch.ones_like(TYPES)), (False, TYPES)], ids=["none", "ones", "not read"]
-)
-def test_tokens_of_one_segment(segments, types, hidden):
-    layer = tiny_attention("xlnet", position_options={"segments": segments})
-    assert layer_error(layer, hidden, REAL, paper(layer, types=None), context=segmented(types=types)) <= 1e-10
+TWO = torch.arange(20)[None] // 12
 
 
 @pytest.mark.parametrize(
-    "options, clamp", [({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15), ({}, math.inf)], ids=str
+    "options, types, seen, clamp",
+    [
+        ({"clamp_len": 4}, TWO, TWO, 4),
+        ({"out_of_range": "clip"}, TWO, TWO, 15),
+        ({}, TWO, TWO, math.inf),
+        ({}, None, None, math.inf),
+        ({}, torch.ones_like(TWO), None, math.inf),
+        ({"segments": False}, TWO, None, math.inf),
+    ],
+    ids=["clamped", "clipped", "two segments", "none", "ones", "not read"],
 )
-def test_equals_the_paper(options, clamp):
-    """Past the trained range, too."""
-    layer = tiny_attention("xlnet", position_options=options)
-    hidden, types = torch.randn(1, 20, 24, dtype=torch.float64), torch.arange(20)[None] // 12
-    expected = paper(layer, types, clamp=clamp)
-    assert layer_error(layer, hidden, padding([18], 20), expected, context=segmented(20, types)) <= 1e-10
+def test_equals_the_paper(options, types, seen, clamp):
+    """Past the trained range, too; `seen` are the segments that differ."""
+    layer, hidden = tiny_attention("xlnet", position_options=options), torch.randn(2, 20, 24, dtype=torch.float64)
+    expected, context = paper(layer, seen, clamp), segmented(20, types)
+    assert layer_error(layer, hidden, padding([18, 5], 20), expected, context=context) <= 1e-10
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_cached_keys_are_in_the_segment_of_every_query(static, layer):
+def test_cached_keys_are_in_the_segment_of_every_query(static):
     """Only the types of the two new tokens are known, places 3 and 4; a static cache has room for a sixth."""
     types = torch.tensor([[0, 1]])
     start, keys = (torch.tensor([3]), 6) if static else (3, 5)
-    relation = layer.distance_embedding.different(
-        AttentionContext(2, keys, start, tokens=TokenInputs(token_type_ids=types))
-    )
+    context = AttentionContext(2, keys, start, tokens=TokenInputs(token_type_ids=types))
+    relation = tiny_attention("xlnet").distance_embedding.different(context)
     expected = torch.tensor([[[0, 0, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0]]])
     assert relation.tolist() == expected[..., :keys].tolist()
 
@@ -114,15 +101,7 @@ def parity(case: str) -> float:
     layer.distance_embedding.load_state_dict({name: tensors[name] for name in names}, strict=True)
     found = {name.removeprefix(f"{case}."): tensor for name, tensor in tensors.items() if name.startswith(case)}
     length = found["hidden_states"].shape[1]
-    out, weights = layer(
-        found["hidden_states"],
-        attention_mask=found["real"][:, None, None, :],
-        context=segmented(length, found["token_type_ids"]),
-    )
+    mask, context = found["real"][:, None, None, :], segmented(length, found["token_type_ids"])
+    out, weights = layer(found["hidden_states"], attention_mask=mask, context=context)
     errors = out[:, memory:] - found["context"], weights[:, :, memory:] - found["attn_prob"]
     return max(error.abs().max().item() for error in errors)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_original_code(case):
-    assert parity(case) <= 5e-7

@@ -110,7 +110,7 @@ PACKAGE_ONLY = (
     *(modeling.RelPosBertPreTrainedModel._supports_sdpa, modeling.RelPosBertPreTrainedModel.from_pretrained),
     layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
-    *(Scheme.is_symmetric_with, Scheme.memory_unsupported_reason, Scheme.options_for_length, Scheme.rotates),
+    *(Scheme.is_symmetric_with, Scheme.memory_unsupported_reason, Scheme.options_for_length),
 )
 
 
@@ -364,7 +364,7 @@ def _file(
                 _claim(names, name, meaning)
     from_other = sorted(name for name, each in names.items() if each in imported)
     parts = [HEADER.format(title=title, schemes=schemes, version=__version__)]
-    parts += _imports({name: each for name, each in names.items() if isinstance(each, tuple)})
+    parts.append(_imports({name: each for name, each in names.items() if isinstance(each, tuple)}))
     if from_other:
         parts.append(_from("." + CONFIGURATION.removesuffix(".py"), from_other))
     text = "\n\n".join(parts) + "\n"
@@ -397,7 +397,7 @@ def _where(meaning: Definition | tuple[str, str | None]) -> str:
     return f"of {meaning.module}" if isinstance(meaning, Definition) else f"an import of {meaning[0]}"
 
 
-def _imports(bound: dict[str, tuple[str, str | None]]) -> list[str]:
+def _imports(bound: dict[str, tuple[str, str | None]]) -> str:
     """Import statements, with those of the standard library first."""
     lines = []
     names: dict[str, list[str]] = {}
@@ -407,9 +407,8 @@ def _imports(bound: dict[str, tuple[str, str | None]]) -> list[str]:
         else:
             names.setdefault(module, []).append(there if there == name else f"{there} as {name}")
     lines += [_from(module, sorted(names[module])) for module in sorted(names)]
-    own = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
-    other = [line for line in lines if line not in own]
-    return ["\n".join(block) for block in (own, other) if block]
+    lines.sort(key=lambda line: line.split()[1].partition(".")[0] not in sys.stdlib_module_names)
+    return "\n".join(lines)
 
 
 def _from(module: str, names: list[str]) -> str:

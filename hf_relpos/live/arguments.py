@@ -1,0 +1,22 @@
+"""The arguments that an encoder takes, and what a call asks for by them."""
+
+import functools
+import inspect
+from typing import Any
+
+
+@functools.cache
+def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
+    """Names of a forward's arguments after the first, and whether it takes others by name."""
+    found = list(inspect.signature(forward).parameters.values())[1:]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found)
+    return tuple(each.name for each in found if each.kind in named), takes_others
+
+
+def wants(encoder: Any, given: dict[str, Any], name: str) -> bool:
+    """Whether a call asks for something, by an argument or, without it, by a field of the configuration."""
+    value, field = given.get(name), name
+    if name == "use_mems":
+        field = "use_mems_train" if encoder.training else "use_mems_eval"
+    return bool(getattr(getattr(encoder, "config", None), field, False) if value is None else value)
