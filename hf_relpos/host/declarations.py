@@ -76,9 +76,9 @@ class Need:
         )
 
 
-def stock(model: str, name: str, parameters: tuple[str, ...] = (), **others: str) -> Need:
-    """Something in the module of a stock model."""
-    return Need(f"transformers.models.{model}.modeling_{model}:{name}", parameters, **others)
+def stock(module: str, name: str, parameters: tuple[str, ...] = (), **others: str) -> Need:
+    """Something in the module of a stock model, such as `modeling_bert`."""
+    return Need(f"transformers.models.{module.removeprefix('modeling_')}.{module}:{name}", parameters, **others)
 
 
 CACHE = "cache|past_key_values"
@@ -91,14 +91,14 @@ OUTPUTS = ("output_attentions", "output_hidden_states", "return_dict")
 # BERT's own classes, which ours inherit from, and what their calls pass on.
 MODELS = (
     *(
-        stock("bert", f"{name}.forward", (STATES, "attention_mask", CACHE))
+        stock("modeling_bert", f"{name}.forward", (STATES, "attention_mask", CACHE))
         for name in ("BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder")
     ),
-    stock("bert", "BertSelfOutput.forward", (STATES, "input_tensor")),
-    *(stock("bert", name) for name in ("BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
-    *(stock("bert", name) for name in ("BertPreTrainingHeads", "BertForPreTrainingOutput")),
-    stock("bert", "BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),
-    stock("bert", "BertLMHeadModel.forward", ("input_ids", "labels", CACHE, "logits_to_keep")),
+    stock("modeling_bert", "BertSelfOutput.forward", (STATES, "input_tensor")),
+    *(stock("modeling_bert", name) for name in ("BertPooler", "BertOnlyMLMHead", "BertOnlyNSPHead")),
+    *(stock("modeling_bert", name) for name in ("BertPreTrainingHeads", "BertForPreTrainingOutput")),
+    stock("modeling_bert", "BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),
+    stock("modeling_bert", "BertLMHeadModel.forward", ("input_ids", "labels", CACHE, "logits_to_keep")),
     Need(f"{MASKS}:create_causal_mask", ("config", "inputs_embeds", "attention_mask", CACHE, "and_mask_function")),
     Need(f"{MASKS}:create_bidirectional_mask", ("config", "inputs_embeds", "attention_mask", "and_mask_function")),
     Need(f"{MASKS}:and_masks"),
@@ -123,35 +123,41 @@ DISENTANGLED_STACK = (STATES, "attention_mask", "output_hidden_states", "output_
 TWO_STREAMS = ("h", "g", "attn_mask_h", "attn_mask_g", "r", "seg_mat", "mems", "target_mapping", "output_attentions")
 LIVE = {
     # in earlier releases they attend otherwise than by the attention interface
-    "T5Attention": stock("t5", "T5Attention.compute_bias", BIAS, since="5.15"),
-    "MT5Attention": stock("mt5", "MT5Attention.compute_bias", BIAS, since="5.15"),
-    "UMT5Attention": stock("umt5", "UMT5Attention.compute_bias", BIAS, since="5.15"),
-    "MPNetEncoder": stock("mpnet", "MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
-    "MPNetSelfAttention": stock("mpnet", "MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
-    "RoFormerEncoder": stock("roformer", "RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
-    "RoFormerSelfAttention": stock("roformer", "RoFormerSelfAttention.forward", ROTARY),
-    "RoFormerSinusoidalPositionalEmbedding": stock(
-        "roformer", "RoFormerSinusoidalPositionalEmbedding.forward", ("input_ids_shape",)
+    "T5Attention": stock("modeling_t5", "T5Attention.compute_bias", BIAS, since="5.15"),
+    "MT5Attention": stock("modeling_mt5", "MT5Attention.compute_bias", BIAS, since="5.15"),
+    "UMT5Attention": stock("modeling_umt5", "UMT5Attention.compute_bias", BIAS, since="5.15"),
+    "MPNetEncoder": stock("modeling_mpnet", "MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
+    "MPNetSelfAttention": stock(
+        "modeling_mpnet", "MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")
     ),
-    "XLNetModel": stock("xlnet", "XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
-    "XLNetRelativeAttention": stock("xlnet", "XLNetRelativeAttention.forward", TWO_STREAMS),
-    "XLNetModelOutput": stock("xlnet", "XLNetModelOutput"),
-    "DebertaEncoder": stock("deberta", "DebertaEncoder.forward", DISENTANGLED_STACK),
-    "DebertaSelfAttention": stock("deberta", "DisentangledSelfAttention.forward", DISENTANGLED),
-    "build_relative_position": stock("deberta", "build_relative_position"),
-    "DebertaV2Encoder": stock("deberta_v2", "DebertaV2Encoder.forward", DISENTANGLED_STACK),
-    "DisentangledSelfAttention": stock("deberta_v2", "DisentangledSelfAttention.forward", DISENTANGLED),
-    "make_log_bucket_position": stock("deberta_v2", "make_log_bucket_position"),
+    "RoFormerEncoder": stock(
+        "modeling_roformer", "RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)
+    ),
+    "RoFormerSelfAttention": stock("modeling_roformer", "RoFormerSelfAttention.forward", ROTARY),
+    "RoFormerSinusoidalPositionalEmbedding": stock(
+        "modeling_roformer", "RoFormerSinusoidalPositionalEmbedding.forward", ("input_ids_shape",)
+    ),
+    "XLNetModel": stock(
+        "modeling_xlnet", "XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)
+    ),
+    "XLNetRelativeAttention": stock("modeling_xlnet", "XLNetRelativeAttention.forward", TWO_STREAMS),
+    "XLNetModelOutput": stock("modeling_xlnet", "XLNetModelOutput"),
+    "DebertaEncoder": stock("modeling_deberta", "DebertaEncoder.forward", DISENTANGLED_STACK),
+    "DebertaSelfAttention": stock("modeling_deberta", "DisentangledSelfAttention.forward", DISENTANGLED),
+    "build_relative_position": stock("modeling_deberta", "build_relative_position"),
+    "DebertaV2Encoder": stock("modeling_deberta_v2", "DebertaV2Encoder.forward", DISENTANGLED_STACK),
+    "DisentangledSelfAttention": stock("modeling_deberta_v2", "DisentangledSelfAttention.forward", DISENTANGLED),
+    "make_log_bucket_position": stock("modeling_deberta_v2", "make_log_bucket_position"),
     "Wav2Vec2BertSelfAttention": stock(
-        "wav2vec2_bert", "Wav2Vec2BertSelfAttention.forward", (STATES, "attention_mask")
+        "modeling_wav2vec2_bert", "Wav2Vec2BertSelfAttention.forward", (STATES, "attention_mask")
     ),
     "SeamlessM4Tv2ConformerSelfAttention": stock(
-        "seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention.forward", (STATES, "attention_mask")
+        "modeling_seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention.forward", (STATES, "attention_mask")
     ),
 }
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = stock(
-    "roformer", "create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"
+    "modeling_roformer", "create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"
 )
 # What else `optimize`, the registration and the products of matrices use.
 TOOLS = (
