@@ -9,6 +9,7 @@ from oracles import tiny_model
 
 from hf_relpos import RelPosBertModel, explain_backend
 from hf_relpos.attention import dispatch as backends
+from hf_relpos.families.names import to_stock
 from hf_relpos.schemes.scheme import SCHEMES, Scheme
 
 
@@ -47,8 +48,8 @@ def test_the_family():
     exec(FAMILY, names)
     family = names["family"]
     assert family.heads({})["MyBertForMaskedLM"] == "BertForMaskedLM" and family.positions({}).scheme == "alibi"
-    rule = next(rule for rule in family.naming(base=False) if "self_attention.q" in rule.old)
-    assert "attention.self.query" in rule.new
+    found = to_stock("bert.encoder.layer.1.self_attention.q.weight", False, family.parts, family.of_layers({}))
+    assert found == "bert.encoder.layer.1.attention.self.query.weight"
 
 
 def test_a_scheme_needs_a_name_and_what_is_made_of_one_does_not():
