@@ -187,20 +187,22 @@ def _phases_of(call: AttentionCall, frequencies: tuple[int, ...]) -> tuple[Phase
     """
     context, device = call.context, call.query.device
     precise = torch.promote_types(call.query.dtype, torch.float32)
-
-    def make() -> tuple[Phases, Phases]:
-        of_queries, of_keys = context.query_positions(device), context.key_positions(device)
-        return phases(of_queries[..., None], frequencies, precise), phases(of_keys[..., None], frequencies, precise)
-
     if call.kept is None:  # in a graph, whose sizes are not to be looked at
-        return make()
+        return _make_phases(context, frequencies, device, precise)
     key = ("phases", frequencies, device, precise, context.query_length, context.key_length)
     places = (context.start, context.positions, context.keys)
     before, made = call.kept.get(key, ((), None))
     if made is None or any(one is not other for one, other in zip(before, places, strict=True)):
-        made = make()
+        made = _make_phases(context, frequencies, device, precise)
         call.kept[key] = places, made
     return made
+
+
+def _make_phases(
+    context: AttentionContext, frequencies: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Phases, Phases]:
+    of_queries, of_keys = context.query_positions(device), context.key_positions(device)
+    return phases(of_queries[..., None], frequencies, dtype), phases(of_keys[..., None], frequencies, dtype)
 
 
 def _products(vectors: torch.Tensor, table: FourierTable) -> torch.Tensor:

@@ -8,7 +8,7 @@ import typer
 from ..console import spinner, timed_step
 from ..data.text import check_texts
 from ..families.paths import check_free, check_source
-from .options import TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
+from .options import OPTIONS, TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
 from .output import command_output, loading, write_json
 
 
@@ -93,7 +93,7 @@ def convert(
 
     hf-relpos convert google-bert/bert-base-uncased OUT --scheme t5
     """
-    with command_output(json_file) as console:
+    with command_output(json_file, OPTIONS) as console:
         options = parse_options(option or [])
         method_options = parse_options(method_option or [], "--method-option")
         check_source(source)

@@ -8,7 +8,7 @@ from rich.console import Console
 from ..console import progress_bar
 from ..data.text import check_texts
 from ..families.paths import check_source
-from .options import TEXT, Fields, JsonFile, advanced
+from .options import OPTIONS, TEXT, Fields, JsonFile, advanced
 from .output import command_output, loading, write_json
 
 
@@ -37,7 +37,7 @@ def compare(
 
     hf-relpos compare SOURCE OUT --text abstracts.jsonl --field abstract
     """
-    with command_output(json_file) as console:
+    with command_output(json_file, OPTIONS) as console:
         for name in (teacher, student):
             check_source(name)
         check_texts(text, field or "text")

@@ -14,15 +14,15 @@ from rich.console import Console
 from .. import files
 from ..console import plain_errors, plain_warnings, spinner
 from ..files import check_writable
-from .options import OPTIONS
 
 
+NO_OPTIONS: Mapping[str, str] = {}
 # Value of `--json -`.
 STDOUT = Path("-")
 
 
 @contextmanager
-def command_output(json_file: Path | None, options: Mapping[str, str] = OPTIONS) -> Iterator[Console]:
+def command_output(json_file: Path | None, options: Mapping[str, str] = NO_OPTIONS) -> Iterator[Console]:
     """Context of a command, in which errors and warnings are lines of text; the file of `--json` is checked first.
 
     Args:

@@ -10,7 +10,7 @@ from .. import autoload
 from ..console import plain_errors
 from ..data.text import check_texts
 from ..families.paths import check_source
-from .options import TEXT, Fields, JsonFile, advanced
+from .options import OPTIONS, TEXT, Fields, JsonFile, advanced
 from .output import command_output, loading, write_json
 
 
@@ -84,7 +84,7 @@ def optimize(
 
     hf-relpos optimize BAAI/bge-reranker-base --text queries.txt --precision int8
     """
-    with command_output(json_file) as console:
+    with command_output(json_file, OPTIONS) as console:
         check_source(name)
         check_texts(text, field or "text")
         with loading():

@@ -224,6 +224,8 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
     line = (
         f"It reads inputs of any length, but beyond {longest:,} tokens it was not checked; test it on your task there."
     )
-    if config.attention_window is not None:
+    if config.attention_window is None:
+        line += f" There, `attention_window={max(1, limit // 2)}` keeps all distances within the trained range."
+    else:
         line += f" Its configuration has `attention_window = {config.attention_window}`."
     return [*lines, line]

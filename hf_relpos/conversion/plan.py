@@ -162,11 +162,9 @@ def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
     if given.method is not None and given.method not in METHODS:
         known = ", ".join(METHODS)
         raise ConversionError(f"method = {given.method!r} is unknown{nearest(given.method, METHODS)}; known: {known}")
-    for name in ("position_options", "method_options"):
+    for name, example in (("position_options", {"clip": 32}), ("method_options", {"steps": 100})):
         if not isinstance(options := getattr(given, name), Mapping | None):
-            raise ConversionError(
-                f"{name} = {options!r} is not a mapping; give names and values, such as {{'clip': 32}}"
-            )
+            raise ConversionError(f"{name} = {options!r} is not a mapping; give names and values, such as {example}")
     check_seed(given.seed)
     top, commit, layout = locate(given.source, given.revision, given.allow_pickle)
     check_apart(top, target)  # the cache of the Hub

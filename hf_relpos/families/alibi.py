@@ -34,7 +34,9 @@ def _head_refusal(config: Mapping[str, Any], part: str, **values: Any) -> str:
         values: these values.
     """
     head = first_class(config)
-    for name, value in values.items() if head.endswith(("ForMaskedLM", "ForPreTraining")) else ():
+    if not head.endswith(("ForMaskedLM", "ForPreTraining")):
+        return ""
+    for name, value in values.items():
         if (own := config.get(name, BERT_DEFAULTS[name])) != value:
             return (
                 f"{name} = {own!r}: {part} of {head} has {value!r} all the same, where there is one field here for "
@@ -119,7 +121,7 @@ FAMILIES: dict[str, Family] = {
         dropped_fields=("feed_forward_type", "embedding_size"),
         only={
             "feed_forward_type": (["original", *ACTIVATIONS], "it is unknown"),
-            "alibi_scaling": ([1], "its slopes are not ALiBi's"),
+            "alibi_scaling": ([1, None], "its slopes are not ALiBi's"),
         },
         positions=lambda config: Positions(absolute=False, scheme="alibi"),
         computes_positions=True,

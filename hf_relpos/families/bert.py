@@ -36,7 +36,7 @@ FAMILIES: dict[str, Family] = {
         dropped_fields=("use_relative_position", "max_relative_position", "embedding_size"),
         only={
             "add_cross_attention": (
-                [False],
+                [False, None],
                 "NEZHA has relative terms in cross-attention too, which stays absolute here",
             )
         },

@@ -191,7 +191,9 @@ FAMILIES: dict[str, Family] = {
         title="DeBERTa v1",
         joints=lambda config: [IN_PROJ],
         stock="deberta",
-        only={"talking_head": ([False], "scores are mixed between heads, which AutoModel of Transformers reads")},
+        only={
+            "talking_head": ([False, None], "scores are mixed between heads, which AutoModel of Transformers reads")
+        },
         positions=_positions,
         fields=_fields_v1,
         unsupported_reason=_unsupported_reason_v1,

@@ -180,7 +180,7 @@ class Family:
     def refusal(self, config: Mapping[str, Any]) -> str:
         """Why a checkpoint cannot be converted, by its configuration; empty if it can."""
         for name, (values, reason) in self.only.items():
-            if config.get(name) not in (None, *values):
+            if name in config and config[name] not in values:
                 known = " or ".join(map(repr, values))
                 return f"{name} = {config[name]!r}: {reason}; only {known} has a counterpart here"
         return self.unsupported_reason(config)

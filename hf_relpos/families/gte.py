@@ -51,9 +51,9 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
         dropped_fields=("position_embedding_type", "unpad_inputs"),
         only={
             "position_embedding_type": (["rope"], OWN_CODE),
-            "layer_norm_type": (["layer_norm"], OWN_CODE),
-            "logn_attention_scale": ([False], OWN_CODE),
-            "logn_attention_clip1": ([False], OWN_CODE),
+            "layer_norm_type": (["layer_norm", None], OWN_CODE),
+            "logn_attention_scale": ([False, None], OWN_CODE),
+            "logn_attention_clip1": ([False, None], OWN_CODE),
         },
         positions=lambda config: Positions(absolute=False, scheme="rope", options=rope_options(config, base)),
         fields=lambda config: {"feed_forward_type": "glu"},

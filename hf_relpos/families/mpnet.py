@@ -27,7 +27,7 @@ FAMILIES: dict[str, Family] = {
         dropped_fields=("embedding_size", *OF_DECODERS),
         only={
             "relative_attention_num_buckets": (
-                [BUCKETS],
+                [BUCKETS, None],
                 f"Transformers computes {BUCKETS} buckets whatever this says, so it is not clear which are meant",
             )
         },

@@ -38,8 +38,8 @@ NOT_KEPT = (
     *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"),
     *("torch_dtype", "transformers_version"),
 )
-# Fields of any family that Transformers and sentence-transformers read for heads.
-OF_HEADS = ("num_labels", "sbert_ce_default_activation_function", "sentence_transformers")
+# Fields of any family that Transformers and sentence-transformers read, for heads and quantised weights.
+OF_HEADS = ("num_labels", "quantization_config", "sbert_ce_default_activation_function", "sentence_transformers")
 # Layouts that are not read.
 OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (
@@ -62,7 +62,8 @@ def family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[str
         names: names of the tensors in its files; () if not known.
     """
     model_type, names = str(config.get("model_type") or "bert"), list(names)  # the first BERT files lack it
-    for name, family in FAMILIES.items():
+    # tensors tell more than a field: those of JinaBERT beside a field of NEZHA
+    for name, family in sorted(FAMILIES.items(), key=lambda item: not item[1].told_by_tensors):
         if family.marks == model_type and (found := family.marked(config, names)):
             return name, f"{found} marks a {name.upper()}"
     return model_type, f"model_type = {model_type!r}"

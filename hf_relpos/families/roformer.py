@@ -79,7 +79,7 @@ FAMILIES: dict[str, Family] = {
         stock="roformer",
         only={
             "rotary_value": (
-                [False],
+                [False, None],
                 "with rotated values the outputs depend on absolute positions, which AutoModel of Transformers reads",
             )
         },

@@ -96,8 +96,8 @@ FAMILIES: dict[str, Family] = {
         },
         only={
             "attn_type": (["bi"], "tokens see one side alone"),
-            "bi_data": ([False], "half of each batch has its positions reversed"),
-            "untie_r": ([True], "all layers share biases"),
+            "bi_data": ([False, None], "half of each batch has its positions reversed"),
+            "untie_r": ([True, None], "all layers share biases"),
         },
         positions=_positions,
         tokenizer="XLNetTokenizer",

@@ -144,7 +144,6 @@ LIVE = {
     "XLNetModelOutput": stock("modeling_xlnet", "XLNetModelOutput"),
     "DebertaEncoder": stock("modeling_deberta", "DebertaEncoder.forward", DISENTANGLED_STACK),
     "DebertaSelfAttention": stock("modeling_deberta", "DisentangledSelfAttention.forward", DISENTANGLED),
-    "build_relative_position": stock("modeling_deberta", "build_relative_position"),
     "DebertaV2Encoder": stock("modeling_deberta_v2", "DebertaV2Encoder.forward", DISENTANGLED_STACK),
     "DisentangledSelfAttention": stock("modeling_deberta_v2", "DisentangledSelfAttention.forward", DISENTANGLED),
     "make_log_bucket_position": stock("modeling_deberta_v2", "make_log_bucket_position"),

@@ -22,7 +22,7 @@ from ..host.live import (
 )
 from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
 from .attention import BatchAttention, attend_to_batch, in_single_precision, offsets_in, split_heads
-from .batch import Batch, PaddedBatch, take_batch
+from .batch import Batch, MismatchError, PaddedBatch, take_batch
 
 
 class _Stack:
@@ -68,6 +68,8 @@ class _SelfAttention(BatchAttention):
         rel_embeddings: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
         """As stock."""
+        if query_states is not None:
+            raise MismatchError("query_states: attention to other states is stock's")
         terms = self.terms(offsets_in(batch, states), relative_pos, rel_embeddings)
         vectors, visible = self.project(states), batch.groups[0].visible
         out = attend_to_batch(self, batch, vectors, self.heads_of, terms)

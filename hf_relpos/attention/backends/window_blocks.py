@@ -196,7 +196,8 @@ class _Blocks(torch.autograd.Function):
                 _random(call, ctx.seed + number, d_out.device),
             ):
                 out, _ = ctx.backend.run(_with_tensors(block, own))
-            torch.autograd.backward(out, d_out[:, part.queries])
+            leaves = [leaf for leaf in own if leaf is not None and leaf.requires_grad]
+            torch.autograd.backward(out, d_out[:, part.queries], inputs=leaves)  # of nothing else
             for selection, total, leaf in zip(selections, totals, own, strict=True):
                 if total is not None and leaf.grad is not None:
                     selection.add(total, leaf.grad)
