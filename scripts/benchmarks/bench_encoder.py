@@ -387,8 +387,8 @@ float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its atten
 family/model 26/2 oneDNN multiplies float32 twice as fast as MKL. On 25/17 both are equally fast, so float32 gains only
 by attention and unpadding. Sentence vectors in int8 stay close to float32; those of ONNX Runtime's int8 may not.
 **One short request is faster elsewhere**: 16 tokens of DeBERTa v3 and BERT take OpenVINO 0.76 and 0.75 of the time of
-`optimize` in float32, 0.63 and 0.60 in bfloat16, which it takes unasked; ONNX Runtime 0.72 and 0.53 in int8, CTranslate2
-0.72 for BERT. So are full rows of BERT in OpenVINO (26/2).
+`optimize` in float32, 0.63 and 0.60 in bfloat16, which it takes unasked; ONNX Runtime 0.72 and 0.53 in int8,
+CTranslate2 0.72 for BERT. So are full rows of BERT in OpenVINO (26/2).
 """
 PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash", "ctranslate2")  # whose releases the page names
 PEER = "ONNX Runtime"  # that is shown of many families
