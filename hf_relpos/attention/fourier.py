@@ -183,7 +183,7 @@ def _augmented_vectors(
 def _phases_of(call: AttentionCall, frequencies: tuple[int, ...]) -> tuple[Phases, Phases]:
     """Return cosines and sines at the queries' and the keys' positions, in float32 at least; once for all layers.
 
-    On a GPU they would otherwise be a third of the kernels of a layer.
+    In each layer they would take many small kernels, which a GPU waits for.
     """
     context, device = call.context, call.query.device
     precise = torch.promote_types(call.query.dtype, torch.float32)

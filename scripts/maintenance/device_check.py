@@ -414,17 +414,29 @@ class Parent:
             part.result()
 
 
+def times_table(rows: Iterable[Row]) -> str:
+    """Tokens a second by model and case, and the time as a share of stock's."""
+    times: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        if row["error"] is None and row["ok"]:
+            case, _, name = row["name"].rpartition(", ")
+            times[f"{row['part'].partition(' ')[2]}, {name}"][case] = row
+    stock, lines = times.get(f"{STOCK}, sdpa", {}), []
+    for name, found in times.items():
+        ratios = {case: found[case]["seconds"] / stock[case]["seconds"] for case in found if case in stock}
+        lines.append(
+            [name, *(f"{found[case]['detail']} ({ratios[case]:.2f})" if case in ratios else "" for case in stock)]
+        )
+    return f"Tokens a second in bfloat16 (time ÷ stock's):\n\n{markdown_table(['', *stock], lines)}"
+
+
 def summary(rows: Sequence[Row]) -> str:
     """Tables of the largest errors and of the times, and the rows that are wrong."""
     compared: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     alike: dict[str, list[Row]] = defaultdict(list)
-    times: dict[str, dict[str, Row]] = defaultdict(dict)
     for row in rows:
-        kind, _, of = row["part"].partition(" ")
-        if row["error"] is None and row["ok"]:
-            case, _, name = row["name"].rpartition(", ")
-            times[f"{of}, {name}"][case] = row
-        elif row["error"] is not None and row["name"].count(", ") == 3:
+        kind = row["part"].partition(" ")[0]
+        if row["error"] is not None and row["name"].count(", ") == 3:
             tokens, dtype, backend, what = row["name"].split(", ")
             compared[f"{backend}, {tokens}"][f"{dtype}, {what}"].append(row)
         elif row["error"] is not None:
@@ -441,13 +453,7 @@ def summary(rows: Sequence[Row]) -> str:
         for worst in [max(same, key=lambda row: row["error"] - row["bound"])]
     ]
     text += markdown_table(["", "largest error", "bound"], lines)
-    stock, lines = times.get(f"{STOCK}, sdpa", {}), []
-    for name, found in times.items():
-        ratios = {case: found[case]["seconds"] / stock[case]["seconds"] for case in found if case in stock}
-        lines.append(
-            [name, *(f"{found[case]['detail']} ({ratios[case]:.2f})" if case in ratios else "" for case in stock)]
-        )
-    text += f"\n\nTokens a second in bfloat16 (time ÷ stock's):\n\n{markdown_table(['', *stock], lines)}\n\n"
+    text += f"\n\n{times_table(rows)}\n\n"
     wrong = [row for row in rows if not row["ok"]]
     said = [
         f"WRONG {row['part']}: {row['name'][:120]} {row['error']} {row['detail'].partition(LINE)[0]}"
@@ -461,7 +467,12 @@ def card(results: Mapping[str, Any]) -> str:
     about = results["environment"]
     tables, _, wrong = summary(results["rows"]).rpartition("\n\n")
     versions = f"torch {about['torch']}, transformers {about['transformers']}; {about['date']}"
-    return f"# On a GPU\n\n{about['gpu']}; {versions}.\n\n`{about['command']}`\n\n{tables}\n\n```text\n{wrong}\n```\n"
+    text = f"# On a GPU\n\n{about['gpu']}; {versions}.\n\n`{about['command']}`\n\n{tables}\n\n```text\n{wrong}\n```\n"
+    if earlier := results.get("earlier"):
+        about = earlier["environment"]
+        text += f"\n## Times of a longer run before it\n\n{about['date']}, `{about['command']}`\n\n"
+        text += f"{times_table(earlier['rows'])}\n"
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

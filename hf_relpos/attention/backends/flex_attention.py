@@ -28,7 +28,7 @@ from .sdpa import unsupported_as_bias
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SMALLEST_HEAD = 16
 # Scores, B·H·L·K, up to which sdpa is faster on an H100, with and without gradients (docs/results/benchmarks/gpu.md).
-# Beyond, sdpa's bias takes memory: with gradients 37 GB for `relative_key` at 8 × 2,048 tokens.
+# Beyond, sdpa's bias of B·H·L·K takes memory, with gradients in each layer.
 FEW_SCORES = {True: 1 << 25, False: 1 << 27}
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # asked here: in a call it would break a traced graph
 # The most graphs in one process. Every combination of terms and masks, and every change of a size, needs one.
