@@ -187,7 +187,7 @@ def _phases_of(call: AttentionCall, frequencies: tuple[int, ...]) -> tuple[Phase
     """
     context, device = call.context, call.query.device
     precise = torch.promote_types(call.query.dtype, torch.float32)
-    if call.kept is None:  # in a graph, whose sizes are not to be looked at
+    if call.kept is None:  # a graph holds for all sizes, so none may be read
         return _make_phases(context, frequencies, device, precise)
     key = ("phases", frequencies, device, precise, context.query_length, context.key_length)
     places = (context.start, context.positions, context.keys)
