@@ -16,9 +16,9 @@ that of the stock model by torch.onnx.export for any size of batch; int8 is `qua
 
 Before any time is taken the states of all tokens are compared with stock's, and after a training step the gradients;
 where ours differ by more than 1e-5 in float32 the run ends. Memory is the growth of the largest resident size over a
-training step of the longest row in a process of its own. Written to docs/results/benchmarks after each measurement,
-family by family and machine by machine, those of earlier runs being kept: cpu-encoder.json and .md; a quick run's to
-cpu-encoder-quick.
+training step of the longest row, and with peers what a padded batch holds with the weights, in processes of their own.
+Written to docs/results/benchmarks after each measurement, family by family and machine by machine, those of earlier
+runs being kept: cpu-encoder.json and .md; a quick run's to cpu-encoder-quick.
 
 `--models` takes folders of sentence encoders (mean pooling) and pairs of sentences with a score: a heading, and lines
 of score TAB sentence TAB sentence. Every other pair is encoded, in batches of 32 sorted by length, tokenized before.
@@ -28,6 +28,7 @@ The result says how close the vectors are to float32's and how the cosines of th
 import argparse
 import contextlib
 import copy
+import ctypes
 import gc
 import json
 import sys
@@ -347,6 +348,28 @@ def timed(
     }
 
 
+def forward_memory(family: str, variant: str) -> float:
+    """MB of the process at its largest in a padded batch, less what it has once the variant is gone."""
+    stock, batches = model_of(family).eval(), batches_of(family, PADDED)
+    with contextlib.closing(runtimes(stock, batches)) as graphs:
+        if variant in (STOCK, ATTENTION, OURS, BFLOAT16, INT8):
+            run = forward(stock if variant == STOCK else changed(stock, variant))
+        else:
+            run = next(make for name, make in graphs if name == variant)()
+    del stock
+    for _ in range(3):  # weights are packed in the second
+        run(batches[0])
+    ctypes.CDLL(None).malloc_trim(0)  # what was needed to make it
+    reset_peak_memory()
+    run(batches[0])
+    largest = peak_memory()
+    del run
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    reset_peak_memory()
+    return round(largest - peak_memory(), 1)
+
+
 def memory(family: str, variant: str, case: str) -> float:
     """MB by which a training step of a case grows the process."""
     model = model_of(family)
@@ -377,7 +400,8 @@ float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its atten
 - Errors are the largest differences from stock in all cases: hidden states of tokens relative to the largest one,
   gradients relative to their norm.
 - ρ: Spearman's correlation of the cosines of sentence pairs with the scores of STS-B.
-- Memory: what a training step of the longest case adds to the resident size.
+- Memory: what a training step of the longest case adds to the resident size; of a padded batch, weights and all that
+  a process holds at its largest while one is computed.
 - ONNX Runtime and OpenVINO run the stock model's graph; int8 by `quantize_dynamic` and `nncf.quantize`.
 - disentangled-flash: its PyTorch backend without padding (`forward_packed`), in inference.
 - Times: {protocol}.
@@ -443,6 +467,10 @@ def tables_of(runs: dict[str, dict]) -> list[Table]:
     if grown:
         memory = [[family, runs[family]["longest"], *numbers] for family, numbers in grown.items()]
         found.append(("Memory of a training step", ["MB of a training step", "", "stock", "optimize"], memory))
+    for family, run in runs.items():
+        if "forward_memory" in run:
+            cells = [f"{number:.0f}" for number in run["forward_memory"].values()]
+            found.append(("Memory of a padded batch", ["MB", *run["forward_memory"]], [[family, *cells]]))
     return found
 
 
@@ -542,7 +570,8 @@ def main() -> None:
     args = arguments()
     start_quietly(args.threads)
     if args.worker:
-        print(json.dumps(memory(*args.worker.split("/"))))
+        of_case = args.worker.split("/")
+        print(json.dumps(memory(*of_case) if len(of_case) == 3 else forward_memory(*of_case)))
         return
     path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
     results = stored(path) or {"families": {}}  # other families and machines are kept
@@ -560,6 +589,11 @@ def main() -> None:
             print(json.dumps(row, ensure_ascii=False), file=sys.stderr)
             run["times"].append(row)
             write_report(path, results, card(results))
+        if args.peers and not args.quick:
+            names = [name for name in run["times"][0]["seconds"] if name != COMPILED]
+            run["forward_memory"] = {
+                name: run_worker(sys.executable, __file__, "--worker", f"{family}/{name}") for name in names
+            }
         if not (args.quick or args.label):
             run["memory"] = {
                 variant: run_worker(sys.executable, __file__, "--worker", f"{family}/{variant}/{run['longest']}")
