@@ -48,9 +48,7 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
         ValueError: for a decoder, too little text, and unsuitable options.
     """
     _check_options(model, conversion)
-    tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
-    if conversion.window is not None:
-        model.config.attention_window = conversion.window
+    tokenizer = load_tokenizer(conversion.spec.folder, model.config.vocab_size, local_files_only=True)
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), build_teacher(conversion).float()

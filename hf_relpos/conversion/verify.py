@@ -7,14 +7,14 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from ..families.checkpoint import FIELD_ERRORS, conversion_errors
 from ..families.errors import ConversionError
 from ..families.recognition import CheckpointSpec
-from ..families.registry import OWN
+from ..families.registry import NOT_KEPT, OWN
 from ..families.tensors import Checkpoint
 from .build import ARCHITECTURES
-from .configurations import stock_config
 from .plan import Conversion
 from .report import Step
 
@@ -131,13 +131,15 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     if spec.family is OWN:
         kind = ARCHITECTURES[spec.architecture]
         own = kind.from_pretrained(
-            source.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
+            spec.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
         )
         for name, tensor in own.state_dict().items():
             if name not in source.tensors:
                 tensor.copy_(model.state_dict()[name])
         return own.eval()
-    config = stock_config(source.folder, spec)
+    kept = {name: value for name, value in spec.config.items() if name not in NOT_KEPT}
+    with conversion_errors(f"{spec.folder / 'config.json'}: ", FIELD_ERRORS):  # values that Transformers rejects
+        config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(kept)
     config._attn_implementation = "eager"
     base = spec.architecture == "BertModel"
     name = spec.architecture if spec.family.stock == "bert" else spec.head

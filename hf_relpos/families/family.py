@@ -25,8 +25,6 @@ COUNTERPARTS = {
     "ForCausalLM": "BertLMHeadModel",
     "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
-# Fields that families without a decoder ignore.
-OF_DECODERS = ("is_decoder", "add_cross_attention")
 # Language modelling heads that always apply GELU, where BERT's applies `hidden_act`.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 # Pre-training heads. One that BERT does not have is dropped; a task head that BERT does not have is rejected.
@@ -85,8 +83,8 @@ class Family:
             None if there is none, so that no outputs can be compared.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
             `registry.defaults_of`).
-        dropped_fields: fields of its configuration that are not for BERT, besides those of `stock` and `only` that
-            BERT does not have; without `stock`, besides all that BERT does not have.
+        dropped_fields: fields of its config.json that neither ours nor `stock` has, and that mean nothing here (see
+            `registry.dropped_fields`).
         renamed_fields: BERT's field by field of its configuration.
         only: fields that have a counterpart here with some values alone, if they are there: these values, and what
             another one means.
@@ -112,6 +110,7 @@ class Family:
         marker: field that marks the family, if true, in such a file; None for none.
         not_marking: values of that field that do not mark it, since configurations of this package have them.
         told_by_tensors: whether its layout marks the family in such a file.
+        told_fields: fields that must be true if a tensor's name has a certain part: their default, and the part.
         infer_from_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
@@ -151,6 +150,7 @@ class Family:
     marker: str | None = None
     not_marking: tuple[str, ...] = ()
     told_by_tensors: bool = False
+    told_fields: dict[str, tuple[bool, str]] = field(default_factory=dict)
     infer_from_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
