@@ -19,8 +19,6 @@ from .plan import Conversion
 from .report import Step
 
 
-# Outputs are compared in float64, where differences are not due to rounding, unless a family has another tolerance.
-TOLERANCE = 1e-6
 # Sums of tensors are rounded to the weights' dtype; outputs may then differ by this many times its precision.
 ROUNDING = 32
 
@@ -64,8 +62,7 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
         ConversionError: for a difference that is not due to rounding.
     """
     source, spec = conversion.source, conversion.spec
-    tolerance = TOLERANCE if spec.family.tolerance is None else spec.family.tolerance
-    tolerance = max(tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
+    tolerance = max(spec.family.tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
     shape = (1, 2, length) if spec.architecture == "BertForMultipleChoice" else (2, length)

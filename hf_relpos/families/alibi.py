@@ -5,12 +5,12 @@ Both have model_type "bert", and Transformers has no class for either. The origi
 `auto_map` (jinaai/jina-bert-implementation), that of MosaicBERT is mosaicml/examples, examples/benchmarks/bert/src.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..models.checks import FEED_FORWARD_TYPES
 from .family import ALL, Family, Layout, Positions, first_class
-from .joints import Joint, exchanged_halves, projections
+from .joints import exchanged_halves, projections
 
 
 # Activations of the feed-forward by its type; the heads use `hidden_act`. "original" is a feed-forward without a gate.
@@ -64,10 +64,6 @@ def _is_for_code(config: Mapping[str, Any]) -> bool:
     return bool(config.get(CODE_VARIANT)) or CODE_REPOSITORY in str(config.get("auto_map"))
 
 
-def _jina_joints(config: Mapping[str, Any]) -> Iterable[Joint]:
-    return [exchanged_halves(CODE_GATE, ".intermediate.dense.")] if _is_for_code(config) else []
-
-
 def _jina_layers(config: Mapping[str, Any]) -> dict[str, str]:
     if _is_for_code(config):
         return FOR_CODE
@@ -113,7 +109,7 @@ FAMILIES: dict[str, Family] = {
         suffixes=ALL,
         title="JinaBERT v2: embeddings, rerankers",
         of_layers=_jina_layers,
-        joints=_jina_joints,
+        joints=lambda config: [exchanged_halves(CODE_GATE, ".intermediate.dense.")] if _is_for_code(config) else [],
         only={
             "feed_forward_type": (["original", *ACTIVATIONS], "it is unknown"),
             "alibi_scaling": ([1, None], "its slopes are not ALiBi's"),

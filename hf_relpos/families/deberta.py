@@ -114,9 +114,6 @@ def _join_heads(config: Mapping[str, Any], name: str, *parts: torch.Tensor) -> I
     return [torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2)]
 
 
-IN_PROJ = Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)
-
-
 def _family(prefix: str, of_layers: dict[str, str], terms: list[str], **fields: Any) -> Family:
     return Family(
         class_prefixes=(prefix,),
@@ -181,7 +178,7 @@ FAMILIES: dict[str, Family] = {
         ["c2p", "p2c"],
         suffixes=MOST,
         title="DeBERTa v1",
-        joints=lambda config: [IN_PROJ],
+        joints=lambda config: [Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)],
         stock="deberta",
         only={
             "talking_head": ([False, None], "scores are mixed between heads, which AutoModel of Transformers reads")

@@ -114,8 +114,8 @@ class Family:
         infer_from_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
-        tolerance: tolerance of outputs in float64, relative to the largest, if Transformers computes parts in float32;
-            None if it does not.
+        tolerance: largest difference of outputs in float64 that is due to rounding, relative to the largest output;
+            more than the default if Transformers computes parts in float32.
         unsupported_reason: function from a configuration to the reason, besides `only`, why it cannot be converted;
             empty if it can.
         published: fields of its published checkpoints that are not defaults of its class.
@@ -154,7 +154,7 @@ class Family:
     infer_from_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
-    tolerance: float | None = None
+    tolerance: float = 1e-6
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
     published: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
