@@ -110,7 +110,7 @@ class Family:
         marker: field that marks the family, if true, in such a file; None for none.
         not_marking: values of that field that do not mark it, since configurations of this package have them.
         told_by_tensors: whether its layout marks the family in such a file.
-        told_fields: fields that must be true if a tensor's name has a certain part: their default, and the part.
+        implied_fields: fields that must be true if a tensor's name has a certain part: their default, and the part.
         infer_from_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
@@ -150,7 +150,7 @@ class Family:
     marker: str | None = None
     not_marking: tuple[str, ...] = ()
     told_by_tensors: bool = False
-    told_fields: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    implied_fields: dict[str, tuple[bool, str]] = field(default_factory=dict)
     infer_from_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False

@@ -58,7 +58,7 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
         fields=lambda config: {"feed_forward_type": "glu"},
         written=lambda config: {"cls.predictions.bias": ""},  # once, as the decoder's
         pools=False,
-        told_fields={"pack_qkv": (True, ".attention.qkv_proj.")},
+        implied_fields={"pack_qkv": (True, ".attention.qkv_proj.")},
         read_directly=True,
         unsupported_reason=_unsupported_reason,
         published=published,

@@ -207,7 +207,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"converted{_hint(folder, config)}"
         )
     spec = CheckpointSpec(folder, family, evidence, absolute, positions.scheme, positions.options, completed)
-    _check_tables(spec, names)
+    _check_names(spec, names)
     return spec
 
 
@@ -242,13 +242,13 @@ def _hint(folder: Path, config: Mapping[str, Any]) -> str:
     return f". {looks}" if looks else ""
 
 
-def _check_tables(spec: CheckpointSpec, names: list[str]) -> None:
+def _check_names(spec: CheckpointSpec, names: list[str]) -> None:
     """
     Raises:
         ConversionError: for tensors that a field excludes, missing relative tables, relative tables with an absolute
             configuration, and position tables in a family whose positions are computed.
     """
-    for name, (default, part) in spec.family.told_fields.items():
+    for name, (default, part) in spec.family.implied_fields.items():
         value, found = spec.config.get(name, default), [each for each in names if part in each]
         if found and not value:
             raise ConversionError(
