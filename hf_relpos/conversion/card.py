@@ -127,21 +127,25 @@ def _what(report: ConversionReport) -> list[str]:
 
 
 def _use(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:
-    """The section about loading the model; arguments as in `model_card`."""
-    auto, trust = report.auto_class, ", trust_remote_code=True" if config.save_code else ""
-    code = ["import hf_relpos"] * (not config.save_code)
+    """The section about loading the model; config and limit as in `model_card`."""
+    auto, arguments = report.auto_class, '"PATH", trust_remote_code=True' if config.save_code else '"PATH"'
+    code = [] if config.save_code else ["import hf_relpos"]
     if report.is_sentence_encoder:
-        code += ["from sentence_transformers import SentenceTransformer", ""]
-        code += [f'model = SentenceTransformer("PATH"{trust})  # this folder, or its name on the Hub']
-    else:
-        tokenizer = has_vocabulary(report.files)
-        code += [f"from transformers import {auto}{', AutoTokenizer' * tokenizer}", ""]
-        code += [f'model = {auto}.from_pretrained("PATH"{trust})  # this folder, or its name on the Hub']
+        code += [
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            f"model = SentenceTransformer({arguments})",
+        ]
+    elif has_vocabulary(report.files):
+        code += [f"from transformers import {auto}, AutoTokenizer", "", f"model = {auto}.from_pretrained({arguments})"]
         # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
-        code += [f'tokenizer = AutoTokenizer.from_pretrained("PATH"{trust})'] * tokenizer
+        code += [f"tokenizer = AutoTokenizer.from_pretrained({arguments})"]
+    else:
+        code += [f"from transformers import {auto}", "", f"model = {auto}.from_pretrained({arguments})"]
     parts = ["## Use", "\n".join(["```python", *code, "```"])]
     runs = "This runs the code saved with the weights, unless hf_relpos was imported before."
-    parts.append(runs if config.save_code else "It requires hf_relpos.")
+    needs = runs if config.save_code else "It requires hf_relpos."
+    parts.append(f"PATH is this folder, or its name on the Hub. {needs}")
     if report.is_sentence_encoder and not (config.has_absolute_table or config.attention_window):
         window = f'config_kwargs={{"attention_window": {max(1, limit // 2)}}}'
         parts.append(f"For longer texts, load it with `{window}` and raise `model.max_seq_length`.")

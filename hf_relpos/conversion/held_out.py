@@ -96,7 +96,7 @@ def processor_name(device: torch.device) -> str:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
         fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in first.splitlines()}
         cpu = f"{fields['model name']} {fields['cpu family']}/{fields['model']}"
-    return f"{cpu}, {threads} thread{'s' * (threads > 1)}"
+    return f"{cpu}, {threads} {'threads' if threads > 1 else 'thread'}"
 
 
 @torch.no_grad()

@@ -95,7 +95,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
 def _positions(spec: CheckpointSpec) -> str:
     """Absolute, or scheme and options, and the field or tensor that shows it."""
     schemes = [spec.scheme] if isinstance(spec.scheme, str) else spec.scheme or []
-    kinds = [STOCK_SCHEME] * spec.absolute + schemes
+    kinds = [STOCK_SCHEME, *schemes] if spec.absolute else schemes
     options = ", ".join(f"{name} = {value!r}" for name, value in spec.options.items())
     return " + ".join(kinds) + (f" ({options})" if options else "") + f": {spec.evidence}"
 

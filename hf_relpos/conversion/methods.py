@@ -135,8 +135,8 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
     """
     if reason := method.unsupported_reason(scheme):
         supported = [name for name, candidate in SCHEMES.items() if not method.unsupported_reason(candidate)]
-        other = not method.learns and not METHODS["distil"].unsupported_reason(scheme)
+        is_learnt = not method.learns and not METHODS["distil"].unsupported_reason(scheme)
+        remedy = "; method = 'distil' learns it from text" if is_learnt else ""
         raise ConversionError(
-            f"position_embedding_type = {scheme.name!r}: {reason}; the method supports: {', '.join(supported)}"
-            + "; method = 'distil' learns it from text" * other
+            f"position_embedding_type = {scheme.name!r}: {reason}; the method supports: {', '.join(supported)}{remedy}"
         )
