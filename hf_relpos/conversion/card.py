@@ -143,7 +143,7 @@ def _use(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list
     else:
         code += [f"from transformers import {auto}", "", f"model = {auto}.from_pretrained({arguments})"]
     parts = ["## Use", "\n".join(["```python", *code, "```"])]
-    runs = "This runs the code saved with the weights, unless hf_relpos was imported before."
+    runs = "Loading it runs the code saved with the weights, unless hf_relpos was imported before."
     needs = runs if config.save_code else "It requires hf_relpos."
     parts.append(f"PATH is this folder, or its name on the Hub. {needs}")
     if report.is_sentence_encoder and not (config.has_absolute_table or config.attention_window):
