@@ -24,7 +24,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from stock import older_than
 from test_convert import bert
 from transformers import AutoTokenizer
-from wording import TEXTS, VOCABULARY, tokenizer
+from wording import TEXTS, VOCABULARY, save_with_tokenizer
 
 from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel, convert
 
@@ -47,10 +47,7 @@ def saved_model(head, scheme, folder, **overrides):
     """A model, as it is in a folder with its tokenizer, and that tokenizer."""
     torch.manual_seed(0)
     model = tiny_model(head, scheme, vocab_size=len(VOCABULARY), max_position_embeddings=40, **overrides)
-    model.save_pretrained(folder)
-    words = tokenizer(folder)
-    words.save_pretrained(folder)
-    return model, words
+    return model, save_with_tokenizer(model, folder)
 
 
 @torch.no_grad()
@@ -114,8 +111,7 @@ def test_sentence_encoders_are_trained(scheme, tmp_path):
 def test_a_sentence_encoder_converted_for_long_texts_reads_them(tmp_path, caplog):
     """It reads the ending of a text, and the tokenizer does not warn of its length."""
     source, length = tmp_path / "source", 60
-    bert("BertModel", vocab_size=len(VOCABULARY), max_position_embeddings=40).save_pretrained(source)
-    tokenizer(source).save_pretrained(source)
+    save_with_tokenizer(bert("BertModel", vocab_size=len(VOCABULARY), max_position_embeddings=40), source)
     config = source / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": 40}))
     SentenceTransformer(str(source), device="cpu").save_pretrained(str(tmp_path / "sentences"))
