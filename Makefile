@@ -27,7 +27,7 @@ TIERS ?= documents or ecosystem or hub or scripts or slow
 FUZZ_EXAMPLES ?= 1000
 # what calls Transformers rather than PyTorch alone
 FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, buffers card chunked convert deberta_checkpoints distil \
-	families family_parity gated_feed_forward generation host hub legacy live loaded machine memory models modules \
+	families family_parity gated_feed_forward host hub legacy live loaded machine memory models modules \
 	optimize padding patch public_names rotary_checkpoints saved_code sources tools_outputs tools_packing tools_peft \
 	tools_pipelines tools_quantization tools_sentence_transformers trainer)) \
 	tests/schemes/test_every_scheme.py tests/schemes/test_harmonic.py

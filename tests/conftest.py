@@ -171,4 +171,5 @@ def none_too_short(monkeypatch):
 @pytest.fixture
 def any_padding(monkeypatch):
     """Padding is taken out of a batch however little there is."""
-    monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 0)
+    monkeypatch.setattr("hf_relpos.live.encoder.FEWEST", 1)
+    monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)

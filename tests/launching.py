@@ -17,6 +17,10 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from typer.testing import CliRunner, Result
+
+from hf_relpos.cli import app
+
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 HAS_FORK = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
@@ -73,6 +77,11 @@ def run_code(code: str, *arguments: str | Path, status: int = 0, **settings) -> 
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **settings)
     assert done.returncode == status, done.stdout + done.stderr
     return done
+
+
+def run_command(*arguments: object, **settings) -> Result:
+    """Run `hf-relpos` in this process, with these arguments; its exit code and what it printed."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **settings)
 
 
 def run_python(*arguments: str | Path | int, processes: int = 1) -> None:

@@ -32,7 +32,6 @@ TIERS = {
     "ecosystem": (
         "compile",
         "fuzz_compile",
-        "generation",
         "graph_export",
         "live_splade",
         "live_tools",

@@ -8,15 +8,14 @@ import pytest
 import torch
 import transformers
 from errors import raises
+from launching import run_command
 from sentence_transformers import CrossEncoder, SentenceTransformer, models as st
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
-from typer.testing import CliRunner
 from wording import tokenizer
 
 import hf_relpos
 from hf_relpos import registration
-from hf_relpos.cli import app
 from hf_relpos.families import buffers
 
 
@@ -170,12 +169,12 @@ def test_a_load_warns_once(folder, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*remote code")
 def test_inspect_names_them_where_it_may_run_the_code(folder, memory):
-    place = str(folder[0] / "RemoteModel")
-    done = CliRunner().invoke(app, ["inspect", place, "--trust-remote-code"])
+    place = folder[0] / "RemoteModel"
+    done = run_command("inspect", place, "--trust-remote-code")
     assert done.exit_code == 0 and "fill_buffers(model)" in done.output and "uninitialised" in done.output, done.output
-    plain = CliRunner().invoke(app, ["inspect", place, "--json", "-"])
+    plain = run_command("inspect", place, "--json", "-")
     assert plain.exit_code == 0 and "--trust-remote-code" in json.loads(plain.stdout)["elsewhere"]
-    found = json.loads(CliRunner().invoke(app, ["inspect", place, "--trust-remote-code", "--json", "-"]).stdout)
+    found = json.loads(run_command("inspect", place, "--trust-remote-code", "--json", "-").stdout)
     assert TABLES == set(found["differences"]) and found["family"] == "remote_tables"
 
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 from folders import edit, write_modules
 from huggingface_hub import InferenceClient, ModelCard
+from launching import run_command
 from oracles import stir, tiny_sizes
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
 from transformers.pipelines import PIPELINE_REGISTRY
-from typer.testing import CliRunner
 
 import hf_relpos
-from hf_relpos.cli import app
 from hf_relpos.conversion import METHODS, convert
 from hf_relpos.conversion.card import command, model_card, source_metadata
 from hf_relpos.demo import CHECKPOINT, read_text
@@ -258,7 +257,7 @@ def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkey
     other.write_text("\n\n".join(read_text("eval")[:60]), encoding="utf-8")
     words = ["convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw", "--seed", "1", "--text"]
     words += [source.parent / "text.txt", "--text", other, "--method-option", "steps=2"]
-    result = CliRunner().invoke(app, [str(word) for word in (*words, "--method-option", "batch_tokens=256")])
+    result = run_command(*words, "--method-option", "batch_tokens=256")
     assert result.exit_code == 0, result.output
     details = json.loads((tmp_path / "out" / "conversion.json").read_text())["details"]
     notes, warnings = details["text"]["notes"], [line for line in result.stderr.splitlines() if "Warning" in line]

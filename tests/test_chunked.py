@@ -6,11 +6,11 @@ import itertools
 import pytest
 import torch
 from errors import raises
+from launching import run_command
 from oracles import ON_TOKENS, extra_inputs, padding, stir, tiny_config, tiny_model
 from selection import thinned
 from test_formula import ALL, LargestTensor as Largest, clipped, combination_id, random_terms
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from typer.testing import CliRunner
 
 from hf_relpos import (
     SCHEMES,
@@ -37,7 +37,6 @@ from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, toeplitz_table
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
-from hf_relpos.cli import app
 from hf_relpos.schemes.registry import build_scheme
 
 
@@ -650,9 +649,9 @@ def test_explanations_under_a_window():
 
 def test_doctor(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(app, ["doctor"])
+    result = run_command("doctor")
     assert result.exit_code == 0 and torch.__version__ in result.output
     assert all(name in result.output for name in SCHEMES) and "chunked" in result.output
     assert "not flex_attention" not in result.output and "GFLOP" not in result.output
-    why = CliRunner().invoke(app, ["doctor", "--why"])
+    why = run_command("doctor", "--why")
     assert "takes chunked" in why.output and "not flex_attention" in why.output and "GFLOP" in why.output

@@ -16,12 +16,11 @@ import pytest
 import torch
 import typer
 from folders import edit
-from launching import run_code
+from launching import run_code, run_command as run
 from oracles import tiny_sizes
 from rich.cells import cell_len
 from rich.console import Console
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
-from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
@@ -46,10 +45,6 @@ def source(tmp_path_factory):
     torch.manual_seed(0)
     BertModel(BertConfig(**SIZES)).save_pretrained(folder)
     return folder
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def started(*arguments, **settings):

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from launching import run_command as run
 from oracles import stir, tiny_model, tiny_sizes
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
-from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel
-from hf_relpos.cli import app
 from hf_relpos.cli.output import STDOUT, check_json, write_json
 from hf_relpos.evaluation.compare import compare_models
 
@@ -51,10 +50,6 @@ def folder(tmp_path_factory):
     (folder / "text.txt").write_text("The cat sat. The sun is red. Remember the key.\n\n" * 200)
     (folder / "docs.tsv").write_text("id\ttext\na\tthe cat sat\nb\tred sun sky\n")
     return folder
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_compare(folder, tmp_path):

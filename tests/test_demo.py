@@ -3,10 +3,9 @@
 import json
 
 import pytest
+from launching import run_command
 from transformers import AutoModelForMaskedLM
-from typer.testing import CliRunner
 
-from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError
 from hf_relpos.demo import run_demo
 
@@ -14,7 +13,7 @@ from hf_relpos.demo import run_demo
 @pytest.mark.heavy
 def test_demo(tmp_path):
     out = tmp_path / "out"
-    result = CliRunner().invoke(app, ["demo", "--out", str(out), "--json", str(tmp_path / "rows")])
+    result = run_command("demo", "--out", out, "--json", tmp_path / "rows")
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "rows").read_text())
     source, converted = rows["source"], rows["converted"]
@@ -31,7 +30,5 @@ def test_demo(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_had(tmp_path):
-    result = CliRunner().invoke(
-        app, ["demo", "--checkpoint", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]
-    )
+    result = run_command("demo", "--checkpoint", tmp_path / "nothing", "--out", tmp_path / "out")
     assert result.exit_code == 2 and "no such folder" in result.stderr and not (tmp_path / "out").exists()

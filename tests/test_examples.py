@@ -376,10 +376,16 @@ def test_answers_are_learnt_and_written(data, relative, tmp_path):
         assert json.loads((tmp_path / name[4:] / "predict_predictions.json").read_text()) == answers
 
 
-def test_questions_without_an_answer():
+def test_questions_without_an_answer(tmp_path):
     script = import_script("run_qa")
-    row = {"id": "a", "context": "one two", "question": "?", "answers": {"text": [], "answer_start": []}}
-    examples = Dataset.from_list([{**row, "answers": {"text": ["one"], "answer_start": [0]}}, {**row, "id": "b"}])
+    asked = {"a": [{"text": "one", "answer_start": 0}], "b": []}
+    questions = [{"id": name, "question": "?", "answers": answers} for name, answers in asked.items()]
+    paragraph = {"context": "one two", "qas": questions}
+    (tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    examples = script.read_questions(str(tmp_path / "a.json"), script.COLUMNS)
+    script.check_answers("train", examples, negatives=True)
+    with pytest.raises(ValueError, match="record 2: has no answer; give --version_2_with_negative"):
+        script.check_answers("train", examples, negatives=False)
     assert script.squad_scores({"a": "one", "b": ""}, examples) == {"exact_match": 100, "f1": 100}
     assert script.squad_scores({"a": "", "b": "one"}, examples) == {"exact_match": 0, "f1": 0}
     pieces = Dataset.from_dict({"example_id": ["a", "b"], "offset_mapping": [[[-1, -1], [0, 3], [4, 7]]] * 2})

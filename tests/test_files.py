@@ -79,13 +79,6 @@ def test_an_interrupted_folder_leaves_nothing_behind(tmp_path, error):
     assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["old"]
 
 
-def test_a_folder_created_meanwhile_is_kept(tmp_path):
-    with pytest.raises(FileExistsError, match="created meanwhile"), atomic_folder(tmp_path / "out"):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "other").write_text("")
-    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["other"]
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_two_writers_of_one_folder_leave_one_whole_result(tmp_path, overwrite):
     (tmp_path / "out").mkdir() if overwrite else None

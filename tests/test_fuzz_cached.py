@@ -98,14 +98,15 @@ def test_several_tokens_at_a_time(data):
         check_close({"logits": torch.cat(parts, 1)}, {"logits": expected}, TOLERANCE)
 
 
-@examples(few=25, share=0.4)
+@examples(few=60, share=0.4)
 @given(data=st.data())
 @torch.no_grad()
 def test_segments(data):
-    """Segments of any lengths with a memory, as the whole text under a mask of what each token remembers."""
-    fields = {"memory_length": data.draw(st.integers(1, 12))}
-    layers = data.draw(st.integers(1, 3))
-    model = data.draw(models(RelPosBertModel, num_hidden_layers=layers, attention_window=None, **fields))
+    """Segments of any lengths with a memory, as the whole text under a mask of what each token remembers and sees."""
+    window = data.draw(st.none() | st.integers(1, 12), label="window")
+    fields = {"attention_window": window, "global_tokens": None if window is None else []}
+    fields |= {"memory_length": data.draw(st.integers(1, 12)), "num_hidden_layers": data.draw(st.integers(1, 3))}
+    model = data.draw(models(RelPosBertModel, **fields))
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=4), label="sizes")
     ids = torch.randint(1, WORDS, (data.draw(st.integers(1, 2)), sum(sizes)))
     memory, parts = None, []
@@ -120,7 +121,10 @@ def test_segments(data):
     seen = (index >= begin - fields["memory_length"]) & (index < end)
     if model.config.is_decoder:
         seen &= index <= index[:, None]
-    whole = RelPosBertConfig.from_dict({**model.config.to_dict(), "memory_length": 0})
+    if window is not None:
+        seen &= (index - index[:, None]).abs() <= window
+    plain = {"memory_length": 0, "attention_window": None, "global_tokens": None}
+    whole = RelPosBertConfig.from_dict({**model.config.to_dict(), **plain})
     whole._attn_implementation = "eager"
     other = RelPosBertModel(whole).double().eval()
     other.load_state_dict(model.state_dict())

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from elsewhere import run_without_package
-from oracles import tiny_config, tiny_model
+from oracles import tiny_model
 
 import hf_relpos
-from hf_relpos import RelPosBertForMaskedLM, RelPosBertLMHeadModel
+from hf_relpos import RelPosBertLMHeadModel
 from hf_relpos.host.declarations import NEEDS, Need, missing
 from hf_relpos.host.transformers import CACHE_NAMES, KEYWORDS, one_cache
 from hf_relpos.models.modeling_relpos_bert import HEADS
@@ -141,18 +140,3 @@ def test_a_cache_has_two_names(scheme):
         assert (rest - whole[:, 5:]).abs().max() <= 1e-5
     with pytest.raises(ValueError, match="two names of one argument"):
         one_cache(made, made)
-
-
-@pytest.mark.slow
-def test_saved_code_obeys_the_same_rule(tmp_path):
-    RelPosBertForMaskedLM(tiny_config("shaw")).save_pretrained(tmp_path / "model")
-    script = f"""
-import torch
-from transformers import AutoModelForMaskedLM
-model = AutoModelForMaskedLM.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True)
-try:
-    model(torch.ones(1, 4, dtype=torch.long), attention_masks=None)
-except TypeError as error:
-    print(error)
-"""
-    assert "did you mean 'attention_mask'?" in run_without_package(script, tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from folders import write_modules
+from launching import run_command
 from oracles import tiny_config, tiny_sizes
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex
@@ -24,12 +25,10 @@ from transformers import (
     BertTokenizer,
     RobertaTokenizer,
 )
-from typer.testing import CliRunner
 
 import hf_relpos
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, training
 from hf_relpos.attention.cpu_gemm import linear_library
-from hf_relpos.cli import app
 from hf_relpos.conversion import ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.held_out import processor_name
@@ -367,7 +366,7 @@ def command(small, tmp_path, *more, **options):
     words = ["convert", small / "bert", tmp_path / "out", "--method", "distil"]
     for key, value in {**FEW, **options}.items():
         words += ["--method-option", f"{key}={value}"]
-    return CliRunner().invoke(app, [str(word) for word in (*words, *more)])
+    return run_command(*words, *more)
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from torch import nn
 from hf_relpos import optimize
 
 
+pytestmark = pytest.mark.usefixtures("any_padding")
 LENGTHS = [30, 9, 40, 22, 17, 3]
 RIGHT = torch.arange(40) < torch.tensor(LENGTHS)[:, None]
 BOTH = torch.where((torch.arange(6) % 2 == 0)[:, None], RIGHT, RIGHT.flip(1))
@@ -72,12 +73,6 @@ def pair(name):
     stock = build(name)
     ours = copy.deepcopy(stock)
     return stock, ours, optimize(ours)
-
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch):
-    monkeypatch.setattr("hf_relpos.live.encoder.FEWEST", 1)
-    monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
 
 
 @pytest.mark.parametrize("padding", PADDING)

@@ -315,20 +315,16 @@ def test_additive_masks_of_any_kind(backend):
     assert_same_after(attention_alone, model, lambda: [model(**each)[0] for each in calls], 1e-10)
 
 
-def test_calls_that_are_not_covered_go_to_stock():
+@pytest.mark.parametrize("name", ["v3", "v1"])
+def test_calls_that_are_not_covered_go_to_stock(name):
     """Explicit relative positions, and the second look of the enhanced mask decoder."""
-    for name in ("v3", "v1"):
-        model = build(name)
-        states = torch.randn(2, 7, 32, dtype=torch.float64)
-        mask = torch.ones(2, 7)
-        mask[1, 5:] = 0
-        relative = (torch.arange(7)[:, None] - torch.arange(7)).clamp(-3, 3)[None]
+    model, states = build(name), torch.randn(2, 7, 32, dtype=torch.float64)
+    mask = (torch.arange(7) < torch.tensor([7, 5])[:, None]).float()
+    relative = (torch.arange(7)[:, None] - torch.arange(7)).clamp(-3, 3)[None]
+    calls = [{"relative_pos": relative}, *([{"query_states": states.flip(1)}] if name == "v3" else [])]
 
-        def outputs(model=model, name=name, states=states, mask=mask, relative=relative):
-            results = [model.encoder(states, mask, relative_pos=relative)[0]]
-            if name == "v3":
-                results.append(model.encoder(states, mask, query_states=states.flip(1))[0])
-            results.append(model.encoder(states, mask[:, None] * torch.ones(7, 7).tril())[0])
-            return results
+    def outputs():
+        pairs = model.encoder(states, mask[:, None] * torch.ones(7, 7).tril())[0]
+        return [pairs, *(model.encoder(states, mask, **more)[0] for more in calls)]
 
-        assert_same_after(attention_alone, model, outputs, 1e-10)
+    assert_same_after(attention_alone, model, outputs, 1e-10)

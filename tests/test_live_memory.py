@@ -8,14 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 from hf_relpos import optimize
 
 
+pytestmark = pytest.mark.usefixtures("none_too_short", "any_padding")
 LENGTHS = 8 * [60, 50, 31, 30, 12, 9, 5, 3]  # several groups of rows
-
-
-@pytest.fixture(autouse=True)
-def every_call(none_too_short, monkeypatch):
-    """Small batches are unpadded, and take the default backend's own way."""
-    monkeypatch.setattr("hf_relpos.live.encoder.FEWEST", 1)
-    monkeypatch.setattr("hf_relpos.models.modeling_relpos_bert.FEWEST_PADDING", 1)
 
 
 def allocated(model, inputs) -> tuple[int, int, int]:

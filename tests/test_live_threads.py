@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders import build, pad_of, tokens
+from encoders import build, pad_of, tensors_of, tokens
 from launching import run_code
 from oracles import tiny_sizes
 from parallel_live import gradients_of
@@ -60,20 +60,24 @@ def test_undo_waits_for_calls_in_flight(name, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_beside_threads_that_infer(name):
-    """One thread computes gradients while others infer with the same model."""
+    """One thread computes gradients while others infer with the same model, one of them its hidden states."""
     model = build(name).train()
     optimize(model)
-    batches = [tokens(REAL.roll(row, 0), pad_of(model), row) for row in range(3)]
+    batches = [tokens(REAL.roll(row, 0), pad_of(model), row) | {"output_hidden_states": row == 0} for row in range(3)]
     inputs, barrier = tokens(REAL, pad_of(model)), threading.Barrier(4)
-    with torch.inference_mode():
-        expected = [model(**each)[0] for each in batches]
+
+    def states_of(inputs):
+        with torch.inference_mode():
+            return [each for _, each in tensors_of(model(**inputs))]
+
+    expected = [states_of(each) for each in batches]
     alone = gradients_of(model, inputs)
 
     def infer(number):
         barrier.wait(60)
         for _ in range(8):
-            with torch.inference_mode():
-                assert torch.equal(model(**batches[number])[0], expected[number])
+            found = states_of(batches[number])
+            assert len(found) == len(expected[number]) and all(map(torch.equal, found, expected[number]))
 
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(infer, number) for number in range(3)]

@@ -14,7 +14,7 @@ from transformers import (
     DebertaV2ForSequenceClassification,
     pipeline,
 )
-from wording import TEXTS, VOCABULARY, tokenizer
+from wording import TEXTS, VOCABULARY, save_with_tokenizer
 
 from hf_relpos import optimize
 
@@ -30,8 +30,7 @@ TOLERANCE = 1e-5
 def saved(head, config, folder):
     """A folder with a random model and a tokenizer."""
     torch.manual_seed(0)
-    head(config).save_pretrained(folder)
-    tokenizer(folder).save_pretrained(folder)
+    save_with_tokenizer(head(config), folder)
     return str(folder)
 
 

@@ -6,11 +6,10 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from launching import run_command
 
 from hf_relpos import SCHEMES, machine
 from hf_relpos.attention.backends import chunked
-from hf_relpos.cli import app
 from hf_relpos.host import declarations
 
 
@@ -28,7 +27,7 @@ def failures(monkeypatch) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_all_is_right_here(tmp_path):
-    done = CliRunner().invoke(app, ["doctor", "--check", "--json", str(tmp_path / "checks.json")])
+    done = run_command("doctor", "--check", "--json", tmp_path / "checks.json")
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "checks.json").read_text())
     kinds = {each["kind"] for each in content["checks"]}
@@ -75,7 +74,7 @@ def test_what_the_host_lacks_and_exceptions_are_lines(monkeypatch):
     monkeypatch.setattr(declarations, "NEEDS", (*declarations.NEEDS, gone))
     monkeypatch.setattr(machine, "optimize", lambda model, **settings: 1 / 0)
     only(monkeypatch)
-    done = CliRunner().invoke(app, ["doctor", "--check"])
+    done = run_command("doctor", "--check")
     assert done.exit_code == 1 and "3 FAILED" in done.output
     assert "has no transformers:gone; without it, nothing works" in done.output
     assert "ZeroDivisionError: division by zero" in done.output

@@ -1,4 +1,7 @@
-"""Segment recurrence: parity with Transformer-XL's own model, and what holds for every scheme that takes memory."""
+"""Segment recurrence: parity with Transformer-XL's own model, and what holds for every scheme that takes memory.
+
+That segments are parts of the whole text is in test_fuzz_cached.py.
+"""
 
 import pickle
 
@@ -30,7 +33,6 @@ PAIRS = [pair for pair in EVERY_PAIR if pair[0] in TAKERS]
 SOME = [pair for pair in PAIRS if pair[0] in ("transformer_xl", "shaw", "t5") or pair[1] == CAPABLE[pair[0]][0]]
 some_pairs = pytest.mark.parametrize("name, backend", SOME, ids=["-".join(pair) for pair in SOME])
 every_taker = pytest.mark.parametrize("name", TAKERS)
-every_pair = pytest.mark.parametrize("name, backend", PAIRS, ids=["-".join(pair) for pair in PAIRS])
 
 
 @torch.no_grad()
@@ -95,21 +97,6 @@ def test_transformer_xl_over_segments(case, backend):
 
 
 # What memory is ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.covering(2)
-@every_pair
-def test_long_memory_equals_the_whole_text(name, backend):
-    """A causal model with unlimited memory computes the same, however the text is cut."""
-    model = tiny_model(RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True, memory_length=40)
-    ids = token_ids(BATCH, 24)
-    with torch.no_grad():
-        full = model(ids, use_cache=False)
-    for lengths in ([5, 7, 1, 11], [1] * 24):
-        logits, memory = by_segments(model, ids, lengths)
-        assert difference(logits, full.logits) <= 1e-5
-        for state, expected in zip(memory.states, full.memory.states, strict=True):
-            assert difference(state, expected) <= 1e-5
 
 
 @pytest.mark.covering(3)
@@ -200,16 +187,6 @@ def test_positions_with_gaps(name, backend):
     assert difference(second.last_hidden_state, full[:, 5:]) <= 1e-5
 
 
-@every_taker
-def test_beams_take_their_memory_along(name):
-    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True, memory_length=8)
-    ids, rows = token_ids(3, 9), torch.tensor([2, 0, 0, 1])
-    _, memory = by_segments(model, ids[:, :5], [5])
-    expected, _ = by_segments(model, ids[:, 5:], [4], memory)
-    got, _ = by_segments(model, ids[rows, 5:], [4], memory.select(rows))
-    assert difference(got, expected[rows]) <= 1e-5
-
-
 @pytest.mark.covering(3)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @encoder_and_decoder
@@ -248,16 +225,6 @@ def test_gradient_through_memory_is_that_of_a_constant():
             values.append(model(ids, memory=memory).last_hidden_state[..., :3].sum().item())
             weight.sub_(sign * step * direction)
     assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6)
-
-
-@encoder_and_decoder
-def test_window_with_memory(is_decoder):
-    settings = {"attention_window": 3, "global_tokens": [], "memory_length": 5, "num_hidden_layers": 1}
-    model = tiny_model(RelPosBertModel, "t5", is_decoder=is_decoder, **settings)
-    ids = token_ids(BATCH, 12)
-    with torch.no_grad():
-        full = model(ids, use_cache=False).last_hidden_state
-    assert difference(by_segments(model, ids, [7, 5])[0][:, 7:], full[:, 7:]) <= 1e-5
 
 
 # With a cache ------------------------------------------------------------------------------------------------------

@@ -201,15 +201,17 @@ def test_word_order_matters(name):
 
 
 @pytest.mark.covering(2)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
-@every_scheme
-def test_gradient_checkpointing(name, reentrant):
-    model = head_model(name, "AutoModelForMaskedLM").train()
+@every_pair
+def test_gradient_checkpointing(name, backend, reentrant, dropout):
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = head_model(name, "AutoModelForMaskedLM", attn_implementation=backend, **rates).train()
     inputs, labels, _ = head_inputs("AutoModelForMaskedLM", name)
 
     def gradients():
         model.zero_grad()
-        torch.manual_seed(0)  # for schemes that are random in training
+        torch.manual_seed(0)
         model(**inputs, **labels).loss.backward()
         return {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
 
@@ -323,13 +325,6 @@ def test_incapable_backend_is_an_error(name, backend, tmp_path):
             ask()
     assert model.config._attn_implementation == before
     model(token_ids(1, 4))
-
-
-def test_unknown_backend_is_an_error():
-    """As in Transformers, and in its words."""
-    model = RelPosBertModel(tiny_config("shaw"))
-    with pytest.raises(ValueError, match='attn_implementation="no_such_attention"` is not supported'):
-        model.set_attn_implementation("no_such_attention")
 
 
 # Padding, batches, packing ---------------------------------------------------------------------------------------
@@ -459,12 +454,34 @@ def test_cached_decoding_with_cross_attention(name, backend):
     assert difference(changed, full) > 1e-3
 
 
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("cache", ["dynamic", "static-with-room"])
+@every_scheme
+def test_cached_decoding_of_padded_rows(name, cache):
+    """Calls of several tokens and of one; every row as it is alone without a cache."""
+    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True)
+    lengths, parts, place = [13, 9, 10], [], 0
+    ids, real, made = token_ids(3, 13), padding(lengths, 13).flip(1), CACHES[cache](model.config, 13)
+    with torch.no_grad():
+        for part in ids.split([6, 1, 4, 1, 1], dim=1):
+            place += part.shape[1]
+            mask = real[:, :place].long()
+            counted = (mask.cumsum(-1) - 1).clamp(min=0)[:, -part.shape[1] :]
+            positions = {} if name in RELATIVE else {"position_ids": counted}
+            parts.append(model(part, attention_mask=mask, past_key_values=made, **positions).logits)
+        for row, length in enumerate(lengths):
+            alone = model(ids[row : row + 1, 13 - length :], use_cache=False).logits
+            assert difference(torch.cat(parts, 1)[row : row + 1, 13 - length :], alone) <= 1e-5
+
+
 GENERATION = {"dynamic": {}, "no cache": {"use_cache": False}, "static": {"cache_implementation": "static"}}
+GENERATION |= {"beams": {"num_beams": 3}}
 
 
 def assert_rows_as_alone(model, lengths, how, **alone):
-    """Greedy generation for rows with left padding gives what each row alone gives, with these arguments."""
+    """Generation without chance for rows with left padding gives what each row alone gives, with these arguments."""
     settings = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
+    alone |= {"num_beams": GENERATION[how].get("num_beams", 1)}
     ids, real = token_ids(len(lengths), 8), padding(lengths, 8).flip(1)
     together = model.generate(ids * real, attention_mask=real.long(), **settings, **GENERATION[how])
     assert tuple(together.shape) == (len(lengths), 14)
@@ -477,7 +494,7 @@ def assert_rows_as_alone(model, lengths, how, **alone):
 @pytest.mark.covering(2, every_scheme=False)
 @pytest.mark.parametrize("how", GENERATION)
 @every_pair
-def test_greedy_generation_with_left_padding(name, backend, how):
+def test_generation_with_left_padding(name, backend, how):
     model = tiny_model(RelPosBertLMHeadModel, name, attn_implementation=backend, is_decoder=True)
     assert_rows_as_alone(model, [8, 5, 1], how)
 

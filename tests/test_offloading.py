@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate import cpu_offload, disk_offload
+from accelerate import cpu_offload
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_execution_device_hook
 from oracles import extra_context, stir, tiny_config, tiny_model
 from parallel_models import VARIANTS
@@ -19,14 +19,7 @@ from test_loading_features import assert_same, first_output, words
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hf_relpos import (
-    SCHEMES,
-    RelPosBertForMaskedLM,
-    RelPosBertForSequenceClassification,
-    RelPosBertLMHeadModel,
-    RelPosBertModel,
-    Terms,
-)
+from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertForSequenceClassification, RelPosBertModel, Terms
 from hf_relpos.attention.context import LayerInputs
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
@@ -46,17 +39,6 @@ def test_no_scheme_reads_a_parameter_outside_of_a_call(scheme, options):
         expected = model(**inputs).last_hidden_state
         cpu_offload(model, execution_device=CPU)
         assert_same(model(**inputs).last_hidden_state, expected)
-
-
-@pytest.mark.parametrize("scheme", ["transformer_xl", "t5"])
-def test_generation_from_the_disk(tmp_path, scheme):
-    """With a cache, so that the schemes are called for one query at a time."""
-    model = tiny_model(RelPosBertLMHeadModel, scheme, is_decoder=True, pad_token_id=0)
-    arguments = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    ids = torch.randint(1, 50, (2, 6))
-    expected = model.generate(ids, **arguments)
-    disk_offload(model, tmp_path, execution_device=CPU)
-    assert torch.equal(model.generate(ids, **arguments), expected)
 
 
 def on_disk(config):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import contents, write_modules
+from folders import assert_not_converted, write_modules
 from oracles import tiny_sizes
 from transformers import BertConfig, BertModel
 
@@ -40,10 +40,7 @@ def source(stock, tmp_path):
 
 def refuse(words, source, out, tmp_path, **arguments):
     """Refused, and nothing anywhere below has changed."""
-    before, listed = contents(tmp_path), sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConversionError, match=words):
-        convert(source, out, **{"overwrite": True, **arguments})
-    assert contents(tmp_path) == before and sorted(tmp_path.rglob("*")) == listed
+    assert_not_converted(source, Path(out), match=words, within=tmp_path, **{"overwrite": True, **arguments})
 
 
 # --- what lies in the folder

@@ -6,13 +6,11 @@ import stat
 
 import pytest
 from folders import edit
-from hub_fixtures import running_hub
+from launching import run_command
 from oracles import tiny_sizes
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer, Trainer, TrainingArguments
-from typer.testing import CliRunner
 
 from hf_relpos import RelPosBertForMaskedLM
-from hf_relpos.cli import app
 from hf_relpos.conversion import convert
 from hf_relpos.evaluation.loading import load_encoder
 from hf_relpos.families.privacy import last_name, without_local_paths
@@ -89,26 +87,6 @@ def test_a_conversion(source, home, tmp_path, arguments):
     assert tokenizer("a b").input_ids == AutoTokenizer.from_pretrained(source)("a b").input_ids
 
 
-def test_a_model_that_is_pushed(source, home, tmp_path):
-    convert(source, home / "out")
-    with running_hub(tmp_path / "hub") as hub:
-        hub.run(
-            f"""
-            from transformers import AutoTokenizer
-            from hf_relpos import RelPosBertForMaskedLM
-            RelPosBertForMaskedLM.from_pretrained({str(home / "out")!r}).push_to_hub("user/model")
-            AutoTokenizer.from_pretrained({str(home / "out")!r}).push_to_hub("user/model")
-            """,
-            without=(),
-        )
-        pushed = tmp_path / "pushed"
-        for name, content in hub.files("user/model").items():
-            (pushed / name).parent.mkdir(parents=True, exist_ok=True)
-            (pushed / name).write_bytes(content)
-        assert_private(pushed, str(tmp_path), hub.token)
-        assert (pushed / "tokenizer.json").is_file() and (pushed / "modeling_relpos_bert.py").is_file()
-
-
 def test_a_checkpoint_of_the_trainer_but_for_its_own_pickle(source, home, tmp_path):
     """`training_args.bin` is the Trainer's, and names the output folder as it was given."""
     convert(source, home / "out")
@@ -176,7 +154,7 @@ def test_only_files_that_are_known_are_copied(source, home):
     for name in others:
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text(TOKEN)
-    result = CliRunner().invoke(app, ["convert", str(source), str(home / "out")])
+    result = run_command("convert", source, home / "out")
     assert result.exit_code == 0, result.output
     assert_private(home / "out")
 
@@ -200,7 +178,7 @@ def mined(source):
 def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, command, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *given: pytest.fail("asked whether to run code"))
     paths = {"SOURCE": mined, "OUT": home / "out", "TEXT": home / "texts.txt"}
-    result = CliRunner().invoke(app, [str(paths.get(word, word)) for word in command.split()], input="y\n")
+    result = run_command(*(paths.get(word, word) for word in command.split()), input="y\n")
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Do you wish to run" not in result.output
     assert "code of its own" in result.stderr or "model_type = 'own'" in result.stderr

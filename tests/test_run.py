@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from launching import free_port, run_code
+from launching import free_port, run_code, run_command
 from transformers import AutoModel, AutoModelForSequenceClassification, BertModel, PreTrainedModel, pipeline
-from typer.testing import CliRunner
-from wording import TEXTS, classifier, tokenizer
+from wording import TEXTS, classifier, save_with_tokenizer, tokenizer
 
 from hf_relpos import optimize
 from hf_relpos.autoload import Autoload, start
-from hf_relpos.cli import app
 from hf_relpos.cli.run import Padding, Precision
 from hf_relpos.live.levels import PADDINGS
 from hf_relpos.live.optimize import PRECISIONS
@@ -142,7 +140,7 @@ def test_autoload_after_an_error_of_optimize(autoload, folder, capsys, monkeypat
 def test_run_options_are_those_of_optimize():
     assert (*Precision,) == PRECISIONS and (*Padding,) == PADDINGS
     for arguments in (["--precision", "int4", "--", "true"], ["--", "no-such-program"], ["--"]):
-        assert CliRunner().invoke(app, ["run", *arguments]).exit_code == 2
+        assert run_command("run", *arguments).exit_code == 2
 
 
 def test_run_fails_as_the_program(tmp_path):
@@ -235,41 +233,36 @@ encoder = SentenceTransformer(os.environ["FOLDER"], device="cpu")
 
 @app.get("/")
 def total():
-    texts = ["the old bird saw the red sun and the sky was blue .", "a dog", "the cat sat ."] * 8
-    return float(abs(encoder.encode(texts)).sum())
+    texts = ["the cat sat on the big house .", "a dog ran .", "the old bird saw the red sun and the sky was blue ."]
+    return float(abs(encoder.encode(texts * 8)).sum())
 """
 
 
 @pytest.mark.ecosystem
 def test_run_a_server_that_is_terminated(folder, tmp_path):
-    """Uvicorn by itself, and below `hf-relpos run`: the same answer, and the same end by a signal."""
+    """Uvicorn below `hf-relpos run`: it answers as the model by itself, and ends in its own way by a signal."""
+    from sentence_transformers import SentenceTransformer
+
     (tmp_path / "server.py").write_text(SERVER)
-    servers, logs, ports = [], [], [free_port(), free_port()]
+    log, port, until = tmp_path / "log", free_port(), time.monotonic() + 90
+    command = [*RUN, "--", sys.executable, "-m", "uvicorn", "server:app", "--port", str(port)]
+    with open(log, "w") as out:
+        settings = {"stdout": out, "stderr": out, "env": os.environ | {"FOLDER": folder}, "cwd": tmp_path}
+        server = subprocess.Popen(command, **settings)
     try:
-        for number, wrapper in enumerate(((), (*RUN, "--"))):
-            logs.append(tmp_path / f"log{number}")
-            command = [*wrapper, sys.executable, "-m", "uvicorn", "server:app", "--port", str(ports[number])]
-            with open(logs[-1], "w") as log:
-                settings = {"stdout": log, "stderr": log, "env": os.environ | {"FOLDER": folder}, "cwd": tmp_path}
-                servers.append(subprocess.Popen(command, **settings))
-        answers, codes = [], []
-        for server, log, port in zip(servers, logs, ports, strict=True):
-            until = time.monotonic() + 90
-            while "running on http" not in log.read_text():
-                assert time.monotonic() < until and server.poll() is None, log.read_text()
-                time.sleep(0.1)
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
-                answers.append(float(answer.read()))
-            server.terminate()
-            codes.append(server.wait(30))
+        while "running on http" not in log.read_text():
+            assert time.monotonic() < until and server.poll() is None, log.read_text()
+            time.sleep(0.1)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+            found = json.loads(answer.read())
+        server.terminate()
+        assert server.wait(30) == -signal.SIGTERM
     finally:
-        for server in servers:
-            server.kill()
-    assert answers[1] == pytest.approx(answers[0], rel=1e-5) and answers[0] > 1
-    assert codes[0] == codes[1] == -signal.SIGTERM
-    said, below = (log.read_text() for log in logs)
-    assert "hf-relpos:" not in said and below.count("hf-relpos:") == 1 and "(level contract" in below
-    assert "Finished server process" in below
+        server.kill()
+    expected = SentenceTransformer(folder, device="cpu").encode(TEXTS * 8)
+    assert found == pytest.approx(float(abs(expected).sum()), rel=1e-5) and found > 1
+    said = log.read_text()
+    assert said.count("hf-relpos:") == 1 and "(level contract" in said and "Finished server process" in said
 
 
 # The command optimize ------------------------------------------------------------------------------------------------
@@ -282,16 +275,15 @@ def test_optimize_command(kind, folder, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     if kind == "BertModel":
-        BertModel.from_pretrained(folder).save_pretrained(tmp_path / "model")
-        tokenizer(tmp_path / "model").save_pretrained(tmp_path / "model")
+        save_with_tokenizer(BertModel.from_pretrained(folder), tmp_path / "model")
     else:
         model = SentenceTransformer(folder, device="cpu") if kind == "SentenceTransformer" else None
         model.save(str(tmp_path / "model")) if model else shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "a.txt").write_text("\n".join(TEXTS * 20 + [""]))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    arguments = ["optimize", str(tmp_path / "model"), "--text", str(tmp_path / "a.txt"), "--json", "-"]
+    arguments = ["optimize", tmp_path / "model", "--text", tmp_path / "a.txt", "--json", "-"]
     for options in ((), ("--precision", "int8")):
-        result = CliRunner().invoke(app, [*arguments, *options])
+        result = run_command(*arguments, *options)
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         assert found["texts"] == 60 and found["model"].endswith(f"({kind})") and "BertModel" in found["report"]
@@ -304,5 +296,5 @@ def test_optimize_command(kind, folder, tmp_path):
 def test_optimize_command_refuses(folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     for name, text in ((folder, tmp_path / "empty.txt"), (folder, tmp_path / "none.txt"), (tmp_path, "empty.txt")):
-        result = CliRunner().invoke(app, ["optimize", str(name), "--text", str(text)])
+        result = run_command("optimize", name, "--text", text)
         assert result.exit_code == 2 and result.stderr.startswith("Error: ")

@@ -398,7 +398,10 @@ import torch
 from transformers import AutoModel
 
 model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
-model(torch.ones(1, 5, dtype=torch.long))
+try:
+    model(torch.ones(1, 5, dtype=torch.long), attention_masks=None)
+except TypeError as error:
+    print(error)
 model.config.memory_length = 4
 try:
     model(torch.ones(1, 5, dtype=torch.long))
@@ -413,9 +416,10 @@ except ValueError as error:
 
 
 def test_what_the_code_lacks(tmp_path):
-    """A field that is changed after loading, for which the saved configuration needed no code; another scheme."""
+    """An unknown keyword; a field changed after loading, which the saved configuration has no code for; a scheme."""
     tiny_model(RelPosBertModel, "shaw").save_pretrained(tmp_path / "model")
-    memory, default, scheme = run_without_package(CHANGED, tmp_path, str(tmp_path / "model")).splitlines()
+    keyword, memory, default, scheme = run_without_package(CHANGED, tmp_path, str(tmp_path / "model")).splitlines()
+    assert "did you mean 'attention_mask'?" in keyword
     assert memory.startswith("memory_length:") and "pip install hf-relpos" in memory
     assert default == "shaw"
     assert "position_embedding_type" in scheme and "known schemes: shaw;" in scheme and "pip install" in scheme

@@ -16,7 +16,7 @@ import torch
 from launching import SCRIPTS, import_script
 from oracles import stir, tiny_sizes
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, BertConfig, BertModel, TrainingArguments
-from wording import VOCABULARY, WORDS, tokenizer
+from wording import VOCABULARY, WORDS, save_with_tokenizer
 
 from hf_relpos import convert
 from hf_relpos.attention.backends.sdpa import Sdpa
@@ -107,8 +107,7 @@ def teacher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     torch.manual_seed(0)
     sizes = tiny_sizes(vocab_size=len(VOCABULARY), max_position_embeddings=32, initializer_range=0.2)
-    stir(BertModel(BertConfig(**sizes), add_pooling_layer=False)).save_pretrained(folder / "teacher")
-    tokenizer(folder).save_pretrained(folder / "teacher")
+    save_with_tokenizer(stir(BertModel(BertConfig(**sizes), add_pooling_layer=False)), folder / "teacher")
 
     def text(seed, count):
         rng = np.random.default_rng(seed)

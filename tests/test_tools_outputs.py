@@ -1,4 +1,4 @@
-"""What every model of Transformers can be asked for: weights, hidden states, embeddings as input, cheaper training."""
+"""What every model of Transformers can be asked for: weights, hidden states, a feed-forward in chunks."""
 
 import pytest
 import torch
@@ -85,26 +85,3 @@ def loss_and_gradients(model, inputs):
     return loss.detach(), {
         name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
     }
-
-
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@BACKENDS
-@EVERY_SCHEME
-@pytest.mark.parametrize("reentrant", [pytest.param(True, id="reentrant"), pytest.param(False, id="not-reentrant")])
-def test_checkpointing_leaves_gradients_as_they_are(scheme, reentrant, backend, dropout):
-    """Every parameter has the gradient that it has without, tables and what layers share included."""
-    model = tiny_model(
-        RelPosBertForMaskedLM, scheme, backend, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
-    ).train()
-    inputs = batch(scheme)
-    loss, gradients = loss_and_gradients(model, inputs)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert model.is_gradient_checkpointing
-    again, others = loss_and_gradients(model, inputs)
-    assert others.keys() == gradients.keys()
-    agree(again, loss)
-    for name, gradient in gradients.items():
-        agree(others[name], gradient)
-    model.gradient_checkpointing_disable()
-    agree(loss_and_gradients(model, inputs)[0], loss)

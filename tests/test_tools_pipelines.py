@@ -10,7 +10,7 @@ from selection import FEW_FEATURE_SCHEMES
 from transformers import pipeline
 from transformers.testing_utils import CaptureLogger
 from transformers.utils import logging
-from wording import TEXTS, VOCABULARY, tokenizer
+from wording import TEXTS, VOCABULARY, save_with_tokenizer
 
 from hf_relpos.models.modeling_relpos_bert import HEADS
 
@@ -22,9 +22,7 @@ def pipeline_of(task, auto, scheme, folder, **overrides):
     """A pipeline made of a saved model, that model, and its tokenizer."""
     torch.manual_seed(0)
     model = tiny_model(HEADS[auto], scheme, vocab_size=len(VOCABULARY), max_position_embeddings=40, **overrides)
-    model.save_pretrained(folder)
-    words = tokenizer(folder)
-    words.save_pretrained(folder)
+    words = save_with_tokenizer(model, folder)
     with CaptureLogger(logging.get_logger("transformers.pipelines.base")) as log:
         made = pipeline(task, str(folder))
     assert type(made.model) is type(model)

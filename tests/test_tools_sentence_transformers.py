@@ -13,18 +13,14 @@ from safetensors.torch import load_file
 from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES
 from sentence_transformers import (
     CrossEncoder,
-    CrossEncoderTrainer,
-    CrossEncoderTrainingArguments,
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from stock import older_than
 from test_convert import bert
 from transformers import AutoTokenizer
-from wording import TEXTS, VOCABULARY, tokenizer
+from wording import TEXTS, VOCABULARY, save_with_tokenizer
 
 from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel, convert
 
@@ -32,25 +28,13 @@ from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel, conv
 A_FEW_SCHEMES = pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
 TOLERANCE = 1e-5
 OTHERS = ["the sky is blue .", "the dog ran on the road .", "a big red bird sat under a tree ."]
-ARGUMENTS = {
-    "max_steps": 2,
-    "per_device_train_batch_size": 3,
-    "learning_rate": 0.001,
-    "report_to": "none",
-    "save_strategy": "no",
-    "use_cpu": True,
-    "disable_tqdm": True,
-}
 
 
 def saved_model(head, scheme, folder, **overrides):
     """A model, as it is in a folder with its tokenizer, and that tokenizer."""
     torch.manual_seed(0)
     model = tiny_model(head, scheme, vocab_size=len(VOCABULARY), max_position_embeddings=40, **overrides)
-    model.save_pretrained(folder)
-    words = tokenizer(folder)
-    words.save_pretrained(folder)
-    return model, words
+    return model, save_with_tokenizer(model, folder)
 
 
 @torch.no_grad()
@@ -65,16 +49,6 @@ def encode(sentences, texts=TEXTS):
 
 def agree(one, other):
     torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0)
-
-
-def assert_trained(trainer, expected):
-    """The first loss is the expected one, the second smaller, and tables change."""
-    before = {name: each.clone() for name, each in trainer.model.state_dict().items() if "distance_embedding." in name}
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert abs(losses[0] - expected) < 1e-3 and losses[1] < losses[0]  # the log has four digits
-    after = trainer.model.state_dict()
-    assert before and all(not torch.equal(after[name], value) for name, value in before.items())
 
 
 # Sentence encoders -----------------------------------------------------------------------------------------------
@@ -100,13 +74,20 @@ def test_sentence_encoders_are_trained(scheme, tmp_path):
     sentences = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     one, other = (torch.nn.functional.normalize(mean_states(model, words, texts)) for texts in (TEXTS, OTHERS))
     expected = torch.nn.functional.cross_entropy(20 * one @ other.T, torch.arange(len(TEXTS)))
+    settings = {"max_steps": 2, "per_device_train_batch_size": 3, "learning_rate": 0.001, "logging_steps": 1}
+    settings |= {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
     trainer = SentenceTransformerTrainer(
         sentences,
-        SentenceTransformerTrainingArguments(str(tmp_path / "run"), logging_steps=1, **ARGUMENTS),
+        SentenceTransformerTrainingArguments(str(tmp_path / "run"), **settings),
         train_dataset=Dataset.from_dict({"anchor": TEXTS, "positive": OTHERS}),
         loss=MultipleNegativesRankingLoss(sentences),
     )
-    assert_trained(trainer, expected)
+    before = {name: each.clone() for name, each in sentences.state_dict().items() if "distance_embedding." in name}
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert abs(losses[0] - expected) < 1e-3 and losses[1] < losses[0]  # the log has four digits
+    after = sentences.state_dict()
+    assert before and all(not torch.equal(after[name], value) for name, value in before.items())
     sentences.save_pretrained(str(tmp_path / "trained"))
     assert torch.equal(encode(SentenceTransformer(str(tmp_path / "trained"), device="cpu")), encode(sentences))
 
@@ -114,8 +95,7 @@ def test_sentence_encoders_are_trained(scheme, tmp_path):
 def test_a_sentence_encoder_converted_for_long_texts_reads_them(tmp_path, caplog):
     """It reads the ending of a text, and the tokenizer does not warn of its length."""
     source, length = tmp_path / "source", 60
-    bert("BertModel", vocab_size=len(VOCABULARY), max_position_embeddings=40).save_pretrained(source)
-    tokenizer(source).save_pretrained(source)
+    save_with_tokenizer(bert("BertModel", vocab_size=len(VOCABULARY), max_position_embeddings=40), source)
     config = source / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": 40}))
     SentenceTransformer(str(source), device="cpu").save_pretrained(str(tmp_path / "sentences"))
@@ -214,23 +194,3 @@ def test_cross_encoders_score_pairs(scheme, tmp_path):
     assert sorted(each["corpus_id"] for each in ranked) == [0, 1, 2]
     ranker.save_pretrained(str(tmp_path / "ranker"))
     agree(predict(CrossEncoder(str(tmp_path / "ranker"), device="cpu")), scores)  # weights in memory begin elsewhere
-
-
-@A_FEW_SCHEMES
-def test_cross_encoders_are_trained(scheme, tmp_path):
-    model, words = saved_model(RelPosBertForSequenceClassification, scheme, tmp_path / "model", num_labels=1)
-    ranker = CrossEncoder(str(tmp_path / "model"), device="cpu")
-    labels = [1.0, 0.0, 1.0]
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(
-        pair_logits(model, words)[:, 0], torch.tensor(labels)
-    )
-    trainer = CrossEncoderTrainer(
-        ranker,
-        CrossEncoderTrainingArguments(str(tmp_path / "run"), logging_steps=1, **ARGUMENTS),
-        train_dataset=Dataset.from_dict({"one": TEXTS, "other": OTHERS, "label": labels}),
-        loss=BinaryCrossEntropyLoss(ranker),
-    )
-    assert_trained(trainer, expected)
-    ranker.save_pretrained(str(tmp_path / "trained"))
-    found, expected = predict(CrossEncoder(str(tmp_path / "trained"), device="cpu")), predict(ranker)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-6 if older_than("5.14") else 0)

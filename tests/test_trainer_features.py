@@ -91,16 +91,6 @@ def test_several_processes_resume_exactly(way, scheme, parallel):
 
 
 @tables_first
-def test_resumed_is_uninterrupted(scheme, tmp_path):
-    """With dropout; losses and every weight, bit by bit."""
-    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
-    whole, trained = train(make_model("order", scheme, dropout=0.1), "order", tmp_path, **settings)
-    model = make_model("order", scheme, dropout=0.1)
-    rest, again = train(model, "order", tmp_path / "again", resume=tmp_path / "checkpoint-4", **settings)
-    assert rest == whole[4:] and same(trained.model, again.model)
-
-
-@tables_first
 def test_bf16_keeps_weights_in_float32(scheme, tmp_path):
     """Attention computes in bfloat16, the losses are near those of float32."""
     exact, _ = train(make_model("kind", scheme), "kind", tmp_path, max_steps=10)
@@ -204,12 +194,13 @@ def killed(function, *arguments):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A function from a scheme to the model of a run that was not killed."""
+    """A function from a scheme to the losses of a run that was not killed, and its model."""
 
     @functools.cache
     def of(scheme):
         folder = tmp_path_factory.mktemp(scheme)
-        return train(make_model("order", scheme, dropout=0.1), "order", folder, **RUN)[1].model
+        losses, trainer = train(make_model("order", scheme, dropout=0.1), "order", folder, **RUN)
+        return losses, trainer.model
 
     return of
 
@@ -217,16 +208,17 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("part", ["code", "weights", "optimizer", "state"])
 @tables_first
 def test_killed_while_saving(part, scheme, tmp_path, uninterrupted):
-    """The last whole checkpoint is gone on from, to the weights of a run that was not killed, bit by bit."""
+    """The last whole checkpoint is gone on from, to losses and weights of a run that was not killed, bit by bit."""
     killed(train_to_death, scheme, tmp_path, part)
+    whole, model = uninterrupted(scheme)
     assert (tmp_path / f"checkpoint-{SECOND}").is_dir()
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
-    code = saving.code_files(uninterrupted(scheme).config)  # which a Trainer that pushes has on the Hub
+    code = saving.code_files(model.config)  # which a Trainer that pushes has on the Hub
     assert {name: (tmp_path / name).read_text() for name in code} == code
     losses, trainer = train(
         make_model("order", scheme, dropout=0.1), "order", tmp_path, resume=last_checkpoint(tmp_path), **RUN
     )
-    assert len(losses) == 6 and same(trainer.model, uninterrupted(scheme))
+    assert len(losses) == 6 and losses == whole[3:] and same(trainer.model, model)
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-9")
     assert same(loaded, trainer.model)

@@ -106,6 +106,7 @@ def run_attention(implementation: str, call: AttentionCall) -> tuple[torch.Tenso
     return finish(out), weights
 
 
+@torch.no_grad()  # activation checkpointing would miss tensors that are saved here, since its second run takes over
 def check_implementation(requested: str | None, call: AttentionCall, scheme: str | None = None) -> str:
     """Return `requested` if it can compute the terms of a call, and `AUTO` for None.
 
