@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import parameters_of
 from .check import LENGTHS, apply_to
 from .encoder import Setup
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of
+from .probe import SIDES, Probe, outputs_of, tolerance_of
 from .shadow import shadow
 
 
@@ -67,16 +66,8 @@ def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tupl
             continue
         trial = _shadow(root, inside)
         for each in inside:
-            encoder = trial.get_submodule(each.name)
-            if isinstance(encoder, RelPosBertModel):
-                encoder.can_unpad = lambda *given: True
-            else:
-                apply_to(encoder, replace(each.setup, is_trial=True), each.own)
-        try:
-            worst = probe.differences(outputs_of(trial, *inputs), expected)
-        except Exception:
-            return (), reader
-        sides = tuple(side for side in common if worst[side] <= tolerance_of(root))
+            apply_to(trial.get_submodule(each.name), replace(each.setup, is_trial=True), each.own)
+        sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
         return sides, "" if sides == common else reader
     return common, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
 
@@ -101,7 +92,6 @@ def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     if "decoder_input_ids" in names:
         given["decoder_input_ids"] = ids[:, :2]
-    given |= {name: False for name in MEMORIES if name in names or takes_others}
     if "input_ids" in names or takes_others:
         yield (given,)
     yield ({}, {"input_ids": ids, "attention_mask": mask})

@@ -5,31 +5,31 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms
-from ..host.live import RoFormerEncoder, RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
-from .attention import BatchAsMask, BatchAttention, attend_to_batch, split_heads
+from .attention import BatchAttention, attend_to_batch, split_heads
 from .batch import Batch, take_batch
 
 
-class AcceleratedRoFormerSinusoidalPositionalEmbedding(RoFormerSinusoidalPositionalEmbedding):
+class Sinusoids:
     """The angles of positions; without padding those of the longest row, and so of all."""
 
     def forward(self, input_ids_shape: torch.Size, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As stock."""
         batch = take_batch()
         shape = input_ids_shape if batch is None else torch.Size((1, batch.groups[0].length))
-        angles: torch.Tensor = super().forward(shape, *args, **kwargs)
+        angles: torch.Tensor = super().forward(shape, *args, **kwargs)  # type: ignore[misc]
         return angles
 
 
-class AcceleratedRoFormerEncoder(BatchAsMask, RoFormerEncoder):
-    """`RoFormerEncoder` with our attention."""
-
-
-class AcceleratedRoFormerSelfAttention(BatchAttention, RoFormerSelfAttention):
+class SelfAttention(BatchAttention):
     """RoFormer's self-attention in an encoder."""
 
     def attend(
-        self, states: torch.Tensor, batch: Batch, sinusoidal_pos: torch.Tensor | None = None, *args: Any, **kwargs: Any
+        self: Any,
+        states: torch.Tensor,
+        batch: Batch,
+        sinusoidal_pos: torch.Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """As stock, without attention weights."""
 

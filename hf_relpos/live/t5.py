@@ -4,13 +4,12 @@ from typing import Any
 
 import torch
 
-from ..host.live import MT5Attention, T5Attention, UMT5Attention
 from .batch import running, take_batch
 from .contract import GroupMask
 
 
-class _ByOffset:
-    """To be put before the stock class."""
+class ByOffset:
+    """Attention of each of them."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As stock; the batch of the mask runs here, since gradient checkpointing calls layers in the backward."""
@@ -30,15 +29,3 @@ class _ByOffset:
         # that of one query, which has L − 1 keys on either side
         bias = super().compute_bias(1, 2 * longest - 1, past_seen_tokens=longest - 1)  # type: ignore[misc]
         return bias[0, :, 0]
-
-
-class AcceleratedT5Attention(_ByOffset, T5Attention):
-    """T5's attention."""
-
-
-class AcceleratedMT5Attention(_ByOffset, MT5Attention):
-    """mT5's attention."""
-
-
-class AcceleratedUMT5Attention(_ByOffset, UMT5Attention):
-    """UMT5's attention."""
