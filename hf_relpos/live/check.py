@@ -24,7 +24,7 @@ from .arguments import parameters_of
 from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
+from .probe import SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 from .substitute import substitute_class
 
@@ -87,17 +87,17 @@ def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
     Args:
         batch: rows of the call, which bound those of the check, and so its memory.
     """
-    stock, trial = shadow(encoder), shadow(encoder)
+    stock, trial = shadow(encoder, has_memory=False), shadow(encoder, has_memory=False)
     del vars(stock)[SETUP]
     vars(trial)[SETUP] = replace(setup, checked=None, is_trial=True)
     most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
     step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
     size = min(-(-length // step) * step, max(most, length))
     probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides, setup.trusts_mask)
-    inputs = probe.inputs(encoder)
     found = replace(setup, checked=None, trained=(setup.checked or 0) + 1)
     with suppress(Exception):  # of a model that ends before
-        if probe.agreement(trial, outputs_of(stock, inputs), tolerance_of(encoder), inputs)[0] == setup.sides:
+        expected = outputs_of(stock, probe.inputs)
+        if probe.agreement(trial, expected, tolerance_of(encoder), probe.inputs)[0] == setup.sides:
             found = replace(setup, checked=size)
     vars(encoder)[SETUP] = found
     return found
@@ -115,7 +115,8 @@ class Check:
             pads, trusts_mask: as of `Setup`.
             own: the parts for its class.
         """
-        self.trial, self.own, self.tolerance = shadow(encoder), own, tolerance_of(encoder)
+        self.encoder, self.own, self.tolerance = encoder, own, tolerance_of(encoder)
+        self.trial = shadow(encoder, has_memory=False)
         self.names, _ = parameters_of(type(encoder).forward)
         config = getattr(encoder, "config", None)
         known, foreign = kinds_in(encoder)
@@ -146,8 +147,7 @@ class Check:
         begin = time.perf_counter()
         try:
             self.probe = Probe(self.trial, self.lengths, self.base.pads, SIDES, self.base.trusts_mask)
-            self.inputs = self.probe.inputs(self.trial)
-            expected = outputs_of(self.trial, self.inputs)
+            expected = outputs_of(self.trial, self.probe.inputs)
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
         if (seconds := time.perf_counter() - begin) > SLOW:
@@ -162,7 +162,7 @@ class Check:
                 reasons.append(f"{level} {best.difference:.0e}" if is_computed else f"{level} fails")
                 continue
             if level == "by length":
-                again = outputs_of(self.trial, self.inputs, seed=1)
+                again = outputs_of(self.trial, self.probe.inputs, seed=1)
                 if differences(again, expected, self.probe.real).max() > self.tolerance:
                     return "its own outputs differ from call to call: it draws random numbers, or has a state"
             if self.is_foreign:
@@ -171,12 +171,12 @@ class Check:
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:
-        if self.inputs.keys().isdisjoint(MEMORIES):
+        if not {"use_cache", "use_mems"} & {*self.names}:
             return False
-        short = {name: each[:1, :2] for name, each in self.inputs.items() if name not in MEMORIES}
+        short = {name: each[:1, :2] for name, each in self.probe.inputs.items()}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                outputs = self.trial(**short)
+                outputs = shadow(self.encoder)(**short)
         except Exception:  # of caches that have no place for the keys and values of its layers
             return True
         found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
@@ -185,7 +185,7 @@ class Check:
     def _trains(self, setup: Setup) -> bool:
         """Whether a setup agrees in training, too, where code of others may read all rows of a batch."""
         try:
-            expected = outputs_of(without_dropout(self.trial), self.inputs)
+            expected = outputs_of(without_dropout(self.trial), self.probe.inputs)
         except Exception:  # of models that ask for labels then
             return False
         found = self._tried(replace(setup, sides=SIDES), expected, without_dropout(self.trial))
@@ -206,9 +206,9 @@ class Check:
     def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
         apply_to(trial, setup, self.own)
-        if plan_of(trial, setup, self.names, self.inputs) is None:
+        if plan_of(trial, setup, self.names, self.probe.inputs) is None:
             return replace(setup, sides=(), difference=math.inf)
-        sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.inputs)
+        sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.probe.inputs)
         return replace(setup, sides=sides, difference=difference)
 
 

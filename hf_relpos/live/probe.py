@@ -7,15 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .arguments import parameters_of
 from .foreign import modules_in
 from .shadow import shadow
 
 
 # Where padding stands.
 SIDES = ("right", "left")
-# Arguments that ask for keys and values, or XLNet's memory.
-MEMORIES = ("use_cache", "use_mems")
 # Largest difference, as a share of the largest value: float32 and float64, and half precision.
 TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
 
@@ -26,6 +23,7 @@ class Probe:
     Attributes:
         ids: (B, L).
         real: (B, L), False for padding.
+        inputs: arguments of the forward of an encoder.
         sides: where padding stands; with two of them rows take turns.
     """
 
@@ -61,6 +59,7 @@ class Probe:
             if trusts_mask:
                 hidden[:, ::2] = mask_token  # ESM-2 counts those that the mask hides, too
         self.ids = torch.where(self.real, ids, hidden)
+        self.inputs = {"input_ids": self.ids, "attention_mask": self.real.long()}
 
     def agreement(
         self, model: Any, expected: dict[str, Any], tolerance: float, *inputs: Any
@@ -77,12 +76,6 @@ class Probe:
         by_side = {side: float(worst[at :: len(self.sides)].max()) for at, side in enumerate(self.sides)}
         sides = tuple(side for side in self.sides if by_side[side] <= tolerance)
         return sides, max(by_side[side] for side in sides) if sides else min(by_side.values())
-
-    def inputs(self, encoder: Any) -> dict[str, Any]:
-        """Arguments of the forward of an encoder, or of a model around it."""
-        names, _ = parameters_of(type(encoder).forward)
-        given = {"input_ids": self.ids, "attention_mask": self.real.long()}
-        return given | {name: False for name in MEMORIES if name in names}
 
 
 def vocabulary_of(encoder: Any) -> int:
