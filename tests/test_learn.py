@@ -319,7 +319,7 @@ REFUSED = [
     ({"texts": Path("noise.txt")}, "not readable as UTF-8 text"),
     ({"texts": Path("nothing.txt")}, "no such file"),
     ({"texts": [1, 2]}, r"texts\[0\] is a int, not text"),
-    ({"texts": Path("a" * 300)}, "File name too long; check the path"),
+    ({"texts": Path("a" * 300)}, "(File name too long|no such file); check the path"),
     ({"position_embedding_type": "deberta"}, "deberta.*cannot start"),
     ({"method_options": {"stps": 5}}, "stps"),
     ({"device": "cdua"}, "device = 'cdua'"),

@@ -106,10 +106,11 @@ STOCK, COMPILED, ATTENTION = "stock PyTorch", "torch.compile", "accelerate_atten
 OURS, BFLOAT16, INT8 = "optimize", "optimize, bfloat16", "optimize, int8"
 EXACT = (ATTENTION, OURS)
 PASSES = ("forward", "training")
+OWN_ROUNDS = 3  # times as many rounds in a process of its own, which is not in turns with others
 LARGEST_ERROR = 1e-5
 PROTOCOL = (
     "CPU seconds of the process (time.process_time), variants in turns, the median of the rounds after the first; of "
-    "the longest rows one round; by several threads, seconds of the clock"
+    "the longest rows one round; by several threads, seconds of the clock, each variant in a process of its own"
 )
 
 
@@ -336,22 +337,24 @@ def timed(
     for name in EXACT:
         if not errors.get(name, 0.0) <= LARGEST_ERROR:
             raise SystemExit(f"{family}, {case}, {kind}: {name} differs by {errors[name]:.1e}; no times are shown")
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    taken = time_in_turns(calls, 1 if case in LONG else rounds, clock)
+    taken = time_in_turns(calls, 1 if case in LONG else rounds, time.process_time)
     gc.collect()
     return {
         "family": family,
         "case": case,
         "pass": kind,
-        "seconds": {name: round(seconds, 4) for name, seconds in taken.items()},
+        "seconds": {name: round(seconds, 5) for name, seconds in taken.items()},
         "errors": {name: float(f"{error:.2g}") for name, error in errors.items()},
     }
 
 
-def forward_memory(family: str, variant: str) -> float:
-    """MB of the process at its largest in a padded batch, less what it has once the variant is gone."""
+def alone(family: str, variant: str, cases: list[str], rounds: int) -> dict:
+    """Of a variant in a process of its own: seconds of cases by the clock, and MB of a padded batch.
+
+    The MB are those of the process at its largest in the batch, less those that it has once the variant is gone.
+    """
     stock, batches = model_of(family).eval(), batches_of(family, PADDED)
-    with contextlib.closing(runtimes(stock, batches)) as graphs:
+    with contextlib.closing(runtimes(stock, batches_of(family, SORTED))) as graphs:
         if variant in (STOCK, ATTENTION, OURS, BFLOAT16, INT8):
             run = forward(stock if variant == STOCK else changed(stock, variant))
         else:
@@ -362,12 +365,35 @@ def forward_memory(family: str, variant: str) -> float:
     ctypes.CDLL(None).malloc_trim(0)  # what was needed to make it
     reset_peak_memory()
     run(batches[0])
-    largest = peak_memory()
+    largest, seconds = peak_memory(), {}
+    for case in cases:
+        calls = {case: encoding(run, batches_of(family, case))}
+        seconds |= time_in_turns(calls, OWN_ROUNDS * rounds, time.perf_counter)
+        calls.clear()
     del run
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     reset_peak_memory()
-    return round(largest - peak_memory(), 1)
+    return {"seconds": seconds, "MB": round(largest - peak_memory(), 1)}
+
+
+def measure_alone(family: str, args: argparse.Namespace, run: dict) -> None:
+    """Times by several threads: in processes of their own, since idle threads of one variant slow down another."""
+    names = [STOCK, OURS, BFLOAT16, INT8]
+    if args.peers:
+        with contextlib.closing(runtimes(model_of(family), batches_of(family, SORTED))) as graphs:
+            names += [name for name, _ in graphs]
+    options = ["--threads", str(args.threads), "--rounds", str(args.rounds), "--cases", *args.cases]
+    found = {}
+    for name in names:
+        try:
+            found[name] = run_worker(sys.executable, __file__, *options, "--worker", f"{family}/{name}")
+        except RuntimeError as error:
+            run["absent"][name] = str(error).strip().splitlines()[-1]
+    run["forward_memory"] = {name: each["MB"] for name, each in found.items()}
+    for case in args.cases:
+        seconds = {name: round(each["seconds"][case], 5) for name, each in found.items()}
+        run["times"].append({"family": family, "case": case, "pass": "forward", "seconds": seconds, "errors": {}})
 
 
 def memory(family: str, variant: str, case: str) -> float:
@@ -400,8 +426,8 @@ float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its atten
 - Errors are the largest differences from stock in all cases: hidden states of tokens relative to the largest one,
   gradients relative to their norm.
 - ρ: Spearman's correlation of the cosines of sentence pairs with the scores of STS-B.
-- Memory: what a training step of the longest case adds to the resident size; of a padded batch, weights and all that
-  a process holds at its largest while one is computed.
+- Memory: what a training step of the longest case adds to the resident size. "MB, padded": weights and all that a
+  process holds at its largest while it computes the padded batch.
 - ONNX Runtime and OpenVINO run the stock model's graph; int8 by `quantize_dynamic` and `nncf.quantize`.
 - disentangled-flash: its PyTorch backend without padding (`forward_packed`), in inference.
 - Times: {protocol}.
@@ -412,7 +438,8 @@ family/model 26/2 oneDNN multiplies float32 twice as fast as MKL. On 25/17 both 
 by attention and unpadding. Sentence vectors in int8 stay close to float32; those of ONNX Runtime's int8 may not.
 **One short request is faster elsewhere**: 16 tokens of DeBERTa v3 and BERT take OpenVINO 0.76 and 0.75 of the time of
 `optimize` in float32, 0.63 and 0.60 in bfloat16, which it takes unasked; ONNX Runtime 0.72 and 0.53 in int8,
-CTranslate2 0.72 for BERT. So are full rows of BERT in OpenVINO (26/2).
+CTranslate2 0.72 for BERT. So are full rows of BERT in OpenVINO (26/2). By two threads they lead by more. `optimize`
+needs the least memory.
 """
 PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash", "ctranslate2")  # whose releases the page names
 PEER = "ONNX Runtime"  # that is shown of many families
@@ -455,22 +482,21 @@ def tables_of(runs: dict[str, dict]) -> list[Table]:
             lines.append([family, *(" / ".join(each) for each in cells)])
         head = f"optimize / bfloat16 / training step{' / ONNX Runtime' if with_peers else ''}"
         return [(title, [head, *cases, "error", "MB, stock / optimize"], lines)]
-    lines = []
-    for kind in PASSES:
-        every = [row for family in runs for row in rows_of(family, kind)]
-        for name in (each for each in ORDER[1:] if any(each in row["seconds"] for row in every)):
-            cells = [faster(rows_of(family, kind), name, case) for family in runs for case in cases]
-            label = name if kind == "forward" else f"{name}, training step"
-            lines.append([label, *cells, largest_error(every, name)])
-    head = [f"{family}, {case}" if len(runs) > 1 else case for family in runs for case in cases]
-    found: list[Table] = [(title, ["", *head, "error"], lines)]
-    if grown:
-        memory = [[family, runs[family]["longest"], *numbers] for family, numbers in grown.items()]
-        found.append(("Memory of a training step", ["MB of a training step", "", "stock", "optimize"], memory))
+    found: list[Table] = []
     for family, run in runs.items():
-        if "forward_memory" in run:
-            cells = [f"{number:.0f}" for number in run["forward_memory"].values()]
-            found.append(("Memory of a padded batch", ["MB", *run["forward_memory"]], [[family, *cells]]))
+        held, lines = run.get("forward_memory", {}), []
+        for kind in PASSES:
+            every = rows_of(family, kind)
+            order = ORDER if held and kind == "forward" else ORDER[1:]
+            for name in (each for each in order if any(each in row["seconds"] for row in every)):
+                cells = [faster(every, name, case) for case in cases]
+                label = name if kind == "forward" else f"{name}, training step"
+                memory = [f"{held[name]:.0f}" if kind == "forward" and name in held else "–"] if held else []
+                lines.append([label, *cells, largest_error(every, name), *memory])
+        found.append((title, [family, *cases, "error", *(["MB, padded"] if held else [])], lines))
+    if grown:
+        lines = [[family, runs[family]["longest"], *numbers] for family, numbers in grown.items()]
+        found.append((title, ["MB of a training step", "", "stock", "optimize"], lines))
     return found
 
 
@@ -510,7 +536,7 @@ def throughput(results: dict) -> tuple[list[str], list[list[str]]]:
     """What padded batches mean for encoders of twelve layers, which take six times the seconds of two."""
     names, tokens, lines = (STOCK, PEER, OURS, BFLOAT16, INT8), sum(lengths_of()), []
     for key, run in results["families"].items():
-        for row in run.get("times", ()):
+        for row in run.get("times", ()) if run["environment"]["threads"] == 1 else ():
             if (row["case"], row["pass"]) == (PADDED, "forward") and INT8 in row["seconds"]:
                 rates = [tokens / (6 * row["seconds"][name]) if name in row["seconds"] else None for name in names]
                 lines.append([key, *("–" if rate is None else f"{rate:,.0f}" for rate in rates)])
@@ -554,7 +580,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sts", type=Path, metavar="FILE", help="pairs of sentences for --models")
     parser.add_argument("--pairs", type=int, default=600, help="how many of them; half is what int8 looks at before")
     parser.add_argument("--label", default="", help="added to the names, so that results of other cases are kept")
-    parser.add_argument("--threads", type=positive_int, default=1, help="more than one: seconds by the clock")
+    parser.add_argument(
+        "--threads", type=positive_int, default=1, help="more than one: forward passes alone, by the clock"
+    )
     parser.add_argument("--quick", action="store_true", help=f"one round, {' and '.join(QUICK)} alone")
     args = parser.parse_args()
     if args.models and args.sts is None:
@@ -570,8 +598,10 @@ def main() -> None:
     args = arguments()
     start_quietly(args.threads)
     if args.worker:
-        of_case = args.worker.split("/")
-        print(json.dumps(memory(*of_case) if len(of_case) == 3 else forward_memory(*of_case)))
+        family, variant, *longest = args.worker.split("/")
+        cases = args.cases if args.threads > 1 else []
+        found = memory(family, variant, *longest) if longest else alone(family, variant, cases, args.rounds)
+        print(json.dumps(found))
         return
     path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
     results = stored(path) or {"families": {}}  # other families and machines are kept
@@ -585,6 +615,10 @@ def main() -> None:
     for family in () if args.models else args.families:
         run: dict = {"environment": about, "absent": {}, "times": [], "longest": args.cases[-1], "memory": {}}
         results["families"][f"{family}{args.label} / {machine(about)}"] = run
+        if args.threads > 1:
+            measure_alone(family, args, run)
+            write_report(path, results, card(results))
+            continue
         for row in measure(family, args.cases, args.rounds, args.peers, run["absent"]):
             print(json.dumps(row, ensure_ascii=False), file=sys.stderr)
             run["times"].append(row)
@@ -592,7 +626,7 @@ def main() -> None:
         if args.peers and not args.quick:
             names = [name for name in run["times"][0]["seconds"] if name != COMPILED]
             run["forward_memory"] = {
-                name: run_worker(sys.executable, __file__, "--worker", f"{family}/{name}") for name in names
+                name: run_worker(sys.executable, __file__, "--worker", f"{family}/{name}")["MB"] for name in names
             }
         if not (args.quick or args.label):
             run["memory"] = {
