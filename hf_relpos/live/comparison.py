@@ -149,15 +149,12 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
     return {"input_ids": probe.ids, "attention_mask": probe.real.long()}, "random tokens"
 
 
-def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Mapping[str, Any]:
+def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Any:
     """What the tokenizer of a model makes of texts, wherever the model or what is around it has one."""
     tokenizer = tokenizer_of(owner, root)
     if callable(tokenizer):
         most = getattr(root, "max_seq_length", None) or min(tokenizer.model_max_length, 512)
-        found: Mapping[str, Any] = tokenizer(
-            texts, padding=True, truncation=True, max_length=most, return_tensors="pt"
-        )
-        return found
+        return tokenizer(texts, padding=True, truncation=True, max_length=most, return_tensors="pt")
     for holder in (owner, root):
         if callable(tokenize := getattr(holder, "tokenize", None)) and isinstance(made := tokenize(texts), Mapping):
             return made

@@ -22,10 +22,9 @@ from .substitute import stock_file
 class Stack:
     """Of the layers of either version, for all of which it makes the mask, and the row of P of each offset."""
 
-    def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | Batch:
+    def get_attention_mask(self, attention_mask: torch.Tensor) -> Any:
         """The running batch; else as stock."""
-        found: torch.Tensor | Batch = take_batch() or super().get_attention_mask(attention_mask)  # type: ignore[misc]
-        return found
+        return take_batch() or super().get_attention_mask(attention_mask)  # type: ignore[misc]
 
     def get_rel_pos(self: Any, hidden_states: torch.Tensor, query_states: Any = None, relative_pos: Any = None) -> Any:
         """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; else as in stock."""

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from .batch import running, take_batch
 from .contract import GroupMask
 
@@ -19,12 +17,11 @@ class ByOffset:
         with running(mask.batch):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def compute_bias(self, query_length: int, key_length: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def compute_bias(self, query_length: int, key_length: int, *args: Any, **kwargs: Any) -> Any:
         """The bias of every offset, (H, 2L − 1), in the order of `AttentionContext.offsets`; else as stock."""
         batch = take_batch()
         if batch is None:
-            bias: torch.Tensor = super().compute_bias(query_length, key_length, *args, **kwargs)  # type: ignore[misc]
-            return bias
+            return super().compute_bias(query_length, key_length, *args, **kwargs)  # type: ignore[misc]
         longest = batch.groups[0].length
         # that of one query, which has L − 1 keys on either side
         bias = super().compute_bias(1, 2 * longest - 1, past_seen_tokens=longest - 1)  # type: ignore[misc]
