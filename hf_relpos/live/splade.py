@@ -75,7 +75,8 @@ class Logits(torch.Tensor):
         for block in blocks[counts > 0].unique():
             rows = ((blocks == block) & (counts > 0)).nonzero().flatten()
             logits = self.product(self.states[rows][real[rows]])
-            out[rows] = torch.stack([each.amax(0) for each in logits.split(counts[rows].tolist())])
+            for row, each in zip(rows.tolist(), logits.split(counts[rows].tolist()), strict=True):
+                torch.amax(each, 0, out=out[row])
         return out
 
 
