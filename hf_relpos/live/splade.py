@@ -71,7 +71,8 @@ class Logits(torch.Tensor):
         """
         counts = real.sum(1)
         out = self.states.new_zeros(len(counts), self.layer.out_features)
-        blocks = counts.cumsum(0).div(TOKENS_OF_A_PRODUCT, rounding_mode="floor")  # the product of each row
+        # the product of each row, by where its tokens begin
+        blocks = (counts.cumsum(0) - counts).div(TOKENS_OF_A_PRODUCT, rounding_mode="floor")
         for block in blocks[counts > 0].unique():
             rows = ((blocks == block) & (counts > 0)).nonzero().flatten()
             logits = self.product(self.states[rows][real[rows]])
