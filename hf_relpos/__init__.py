@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from .schemes.scheme import Option as Option, Scheme as Scheme
 
 
-_HEADS = ["ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining", "ForQuestionAnswering"]
-_HEADS += ["ForSequenceClassification", "ForTokenClassification", "LMHeadModel", "Model", "PreTrainedModel"]
 _NAMES = {
     ".attention.context": ["AttentionContext"],
     ".attention.formula": ["Table", "Terms", "attend"],
@@ -55,7 +53,18 @@ _NAMES = {
     ".machine": ["self_check"],
     ".models.capabilities": ["explain_backend"],
     ".models.configuration_relpos_bert": ["RelPosBertConfig"],
-    ".models.modeling_relpos_bert": [f"RelPosBert{head}" for head in _HEADS],
+    ".models.modeling_relpos_bert": [
+        "RelPosBertForMaskedLM",
+        "RelPosBertForMultipleChoice",
+        "RelPosBertForNextSentencePrediction",
+        "RelPosBertForPreTraining",
+        "RelPosBertForQuestionAnswering",
+        "RelPosBertForSequenceClassification",
+        "RelPosBertForTokenClassification",
+        "RelPosBertLMHeadModel",
+        "RelPosBertModel",
+        "RelPosBertPreTrainedModel",
+    ],
     ".models.patch": ["patch_transformers"],
     ".models.recurrence": ["SegmentMemory"],
     ".schemes.registry": ["SCHEMES"],

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from folders import edit
+from folders import edit, write_modules
 from huggingface_hub import InferenceClient, ModelCard
 from oracles import stir, tiny_sizes
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
@@ -104,9 +106,9 @@ def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, windo
     assert f"{longest.token_cosine:.2f} at 64" in report.verdict
     limits = card[card.index("## Limits") :]
     assert f"{longest.token_cosine:.2f}" in limits and "beyond 64 tokens" in limits
-    for text in (limits, report.notes[0]):  # half of the source's length, if none is given
-        assert f"attention_window = {window or 16}" in text and "attention_window=" not in text
-    assert "64 tokens" in report.notes[0]
+    # half of the source's length, if none is given
+    assert f"attention_window = {window or 16}" in report.notes[0] and "attention_window=" not in card
+    assert "64 tokens" in report.notes[0] and report.notes[0] in card
 
 
 def test_what_a_result_can_and_cannot_do(source, tmp_path):
@@ -238,6 +240,16 @@ def test_documents_from_python_have_no_name(source, tmp_path):
     assert report.details["distillation"]["tokens"] > 0 and report.fidelity.lengths
     assert report.arguments["texts"] == [] and "texts=documents" in command(report)
     assert "documents given in Python" in card_of(tmp_path / "out").text
+
+
+@pytest.mark.parametrize(
+    "kinds, name", [([], "AutoModelForMaskedLM.from_pretrained"), (["Pooling"], "SentenceTransformer")]
+)
+def test_convert_prints_how_to_load_modules(source, tmp_path, kinds, name):
+    """Modules without a pooling are a CrossEncoder's, which SentenceTransformer does not load."""
+    write_modules(Path(shutil.copytree(source, tmp_path / "stock")), *kinds)
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "stock"), str(tmp_path / "out")])
+    assert f"import hf_relpos; {name}({str(tmp_path / 'out')!r})" in result.stdout, result.output
 
 
 def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkeypatch):

@@ -180,7 +180,7 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
     def apply(model, conversion):
         assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
         assert_same_outputs(stock, build_teacher(conversion), inputs())
-        assert conversion.source.folder == source.resolve()
+        assert conversion.spec.folder == source.resolve()
         found = {"texts": list(conversion.texts), "seed": conversion.given.seed}
         conversion.details.update(found | vars(conversion.options))
         return {}

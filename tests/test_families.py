@@ -129,21 +129,22 @@ def test_every_head(tmp_path, family, suffix):
     [  # MPNet's own class reads the field before Transformers 5.14
         name
         for name, each in FAMILIES.items()
-        if "is_decoder" in each.dropped_fields and not (name == "mpnet" and older_than("5.14"))
+        if "is_decoder" in dropped_fields(each, ()) and not (name == "mpnet" and older_than("5.14"))
     ],
 )
-def test_a_field_of_decoders_that_the_family_ignores(tmp_path, kind):
-    """All tokens see each other, as in the family's own class, which the converter compares with."""
+def test_fields_that_the_family_ignores(tmp_path, kind):
+    """They have no effect, as in the family's own class, which the converter compares with."""
     source = tmp_path / "stock"
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
     more = {"albert": {"embedding_size": 8}, "xlnet": {"d_head": 8}, "deberta": relative, "deberta-v2": relative}
     AutoModel.from_config(CONFIG_MAPPING[kind](**sizes, **more.get(kind, {}))).save_pretrained(source)
-    edit(source, is_decoder=True)
+    edit(source, is_decoder=True, attention_window=1, feed_forward_type="glu", classifier_dropout=0.5)
     assert convert(source, tmp_path / "out").difference <= 1e-5
     folders = [tmp_path / "out", *([source] if FAMILIES[kind].read_directly else [])]
     for folder in folders:
-        assert not RelPosBertModel.from_pretrained(folder).config.is_decoder
+        config = RelPosBertModel.from_pretrained(folder).config
+        assert (config.is_decoder, config.attention_window, config.feed_forward_type) == (False, None, "mlp")
 
 
 @pytest.mark.parametrize("suffix", FAMILIES["nezha"].suffixes)

@@ -241,7 +241,8 @@ def test_convert_keeps_pairs(small, tmp_path):
         found[pairs] = report.details["fidelity"]["pairs"]["token_cosine_by_segment"]
         fitted = report.details["text"]
         assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
-        assert ("--method-option pairs=0.5" in report.pairs_in_words) == (pairs == 0)
+        card = (tmp_path / str(pairs) / "README.md").read_text(encoding="utf-8")
+        assert ("--method-option pairs=0.5" in card) == (pairs == 0)
     assert found[None][1] > found[0][1]
     with pytest.raises(ConversionError, match="pairs"):
         distil(small, tmp_path / "not", method_options={"pairs": 2})

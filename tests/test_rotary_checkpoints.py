@@ -380,6 +380,7 @@ REFUSED = {
     "logn": ("gte", {"logn_attention_scale": True}, "logn_attention_scale = True"),
     "mixed_b": ("gte", {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b"),
     "stateful": ("gte", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*'yarn'.*are read"),
+    "packed": ("gte", {"pack_qkv": False}, r"pack_qkv = False, .*layer\.0\.attention\.qkv_proj"),
     "absolute": ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
     "prenorm": ("nomic_bert", {"prenorm": True}, "prenorm = True"),
     "activation": ("nomic_bert", {"activation_function": "gelu"}, "activation_function = 'gelu'"),
@@ -405,6 +406,24 @@ def test_what_has_no_counterpart_is_refused_by_name(tmp_path, case):
         with pytest.raises(ValueError, match=words):
             read()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("attn.out_proj.bias", 0.0, r"qkv_proj_bias = False, .*\.0\.attn\.out_proj\.bias; correct config.json"),
+        ("attn.Wqkv.weight", torch.nan, r"\.0\.attn\.Wqkv\.weight \(here .*query\.weight\) holds .* NaN"),
+    ],
+)
+def test_convert_error_names_the_tensor_of_the_file(tmp_path, name, value, words):
+    folder = tmp_path / "source"
+    stock("nomic_bert", "Model", folder)
+    tensors = load_file(original("nomic_bert", "Model", folder) / "model.safetensors")
+    weight = next(each for each in tensors if each.endswith(".0.attn.Wqkv.weight"))
+    tensors[weight.replace("attn.Wqkv.weight", name)] = torch.full_like(tensors[weight], value)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConversionError, match=words):
+        convert(folder, tmp_path / "out")
 
 
 def test_a_bias_that_was_trained_is_not_left_out(tmp_path):

@@ -242,13 +242,17 @@ def test_encoders_are_timed_beside_peers(tmp_path, monkeypatch):
     monkeypatch.setitem(bench.FAMILIES, "MPNet", ("MPNetModel", small))
     monkeypatch.setattr(bench, "start_quietly", lambda threads: None)  # of the process that runs the tests
     monkeypatch.setattr(bench, "compiled", lambda model: model)
+    monkeypatch.setattr(bench, "run_worker", lambda *command: {"MB": 5.0} if command[-1].count("/") == 1 else 5.0)
     for name in ("nncf", "ctranslate2"):
         monkeypatch.setitem(sys.modules, name, None)
 
+    cases = ["1 × 128", bench.PADDED]
+
     def run(*more):
-        monkeypatch.setattr("sys.argv", ["bench_encoder.py", "--quick", "--out", str(tmp_path), *more])
+        given = ["--rounds", "1", "--out", str(tmp_path), "--cases", *cases, *more]
+        monkeypatch.setattr("sys.argv", ["bench_encoder.py", *given])
         bench.main()
-        found = json.loads((tmp_path / "cpu-encoder-quick.json").read_text())["families"]
+        found = json.loads((tmp_path / "cpu-encoder.json").read_text())["families"]
         return {key.partition(" / ")[0]: run for key, run in found.items()}
 
     run("--families", "MPNet")
@@ -256,11 +260,12 @@ def test_encoders_are_timed_beside_peers(tmp_path, monkeypatch):
     missing, rows = found["BERT"]["absent"], found["BERT"]["times"]
     assert list(missing) == ["OpenVINO, int8", "CTranslate2", "CTranslate2, int8"]
     assert all(name in reason for name, reason in zip(("nncf", "ctranslate2"), missing.values(), strict=False))
-    cases = [(case, kind) for kind in bench.PASSES for case in bench.QUICK]
-    assert [(row["case"], row["pass"]) for row in rows] == cases and rows[1]["errors"]["ONNX Runtime"] < 1e-5
+    assert [(row["case"], row["pass"]) for row in rows] == [(case, kind) for kind in bench.PASSES for case in cases]
+    assert rows[1]["errors"]["ONNX Runtime"] < 1e-5
     assert set(rows[0]["seconds"]) == set(bench.ORDER) - {*missing, "disentangled-flash", bench.ATTENTION}
-    page = (tmp_path / "cpu-encoder-quick.md").read_text()
-    assert "OpenVINO, int8 is left out" in page and "| ONNX Runtime, int8 |" in page
+    page = (tmp_path / "cpu-encoder.md").read_text()
+    assert "OpenVINO, int8 is left out" in page and "| ONNX Runtime, int8 |" in page and "MB, padded" in page
+    assert bench.alone("BERT", bench.OURS, cases[:1], 1).keys() == {"seconds", "MB"}
     assert set(found) == {"MPNet", "BERT"}
 
 

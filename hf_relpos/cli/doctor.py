@@ -51,7 +51,7 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     from ..live.optimize import rates_of
 
     threads = torch.get_num_threads()
-    processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
+    processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} {'threads' if threads > 1 else 'thread'}"
     versions = {
         "hf_relpos": __version__,
         "torch": f"{torch.__version__}, {processor}",

@@ -40,9 +40,7 @@ def inspect(
         write_json(json_file, found)
     found["tables"] = abbreviate(found["tables"], 1) or "none"
     if trust_remote_code:
-        found["differences"] = (
-            _by_cause(found["differences"]) or "every tensor is as in the files, or as in a new model"
-        )
+        found["differences"] = _by_cause(found["differences"])
     titles = {"trained_length": "trained length", "elsewhere": "Transformers v5", "command": "run"}
     titles |= {"refused": "not converted", "differences": "with its code"}
     for name, value in found.items():
@@ -66,12 +64,12 @@ def _differences(source: str, revision: str | None) -> dict[str, str]:
 
 
 def _by_cause(findings: dict[str, str]) -> str:
-    """Findings in one line for each cause."""
+    """Findings in one line for each cause, or that there are none."""
     names: dict[str, list[str]] = {}
     for name, finding in findings.items():
         names.setdefault(finding, []).append(name)
     lines = (f"{abbreviate(each, 1)}: {text}" for text, each in names.items())
-    return f"\n{'':16}".join(lines)
+    return f"\n{'':16}".join(lines) or "every tensor is as in the files, or as in a new model"
 
 
 def schemes(

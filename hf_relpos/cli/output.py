@@ -16,13 +16,12 @@ from ..console import plain_errors, plain_warnings, spinner
 from ..files import check_writable
 
 
-NO_OPTIONS: Mapping[str, str] = {}
 # Value of `--json -`.
 STDOUT = Path("-")
 
 
 @contextmanager
-def command_output(json_file: Path | None, options: Mapping[str, str] = NO_OPTIONS) -> Iterator[Console]:
+def command_output(json_file: Path | None, options: Mapping[str, str] | None = None) -> Iterator[Console]:
     """Context of a command, in which errors and warnings are lines of text; the file of `--json` is checked first.
 
     Args:

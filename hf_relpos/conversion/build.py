@@ -86,23 +86,18 @@ def build_teacher(conversion: Conversion) -> RelPosBertPreTrainedModel:
 
 @torch.no_grad()
 def build_model(
-    conversion: Conversion, renamed: Checkpoint, apply: Apply
+    conversion: Conversion, renamed: Checkpoint, apply: Apply | None
 ) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
     """Build the result; also returns a note on each changed tensor.
 
     Args:
         renamed: from `rename_relative`.
-        apply: function of the method.
+        apply: function of the method; None for one that keeps all tensors of the source.
     """
     model, folded = assemble(conversion.spec.architecture, conversion.config, renamed)
-    changed = apply(model, conversion)
+    changed = apply(model, conversion) if apply else {}
     notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
     return model, notes
-
-
-def keep(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:
-    """Keep all tensors of the source, which are in the model already."""
-    return {}
 
 
 def drop(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str, str]:

@@ -12,11 +12,9 @@ from ..families.checkpoint import CARD
 from ..families.privacy import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
-from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
-from .folder import is_sentence_encoder
 from .methods import METHODS
 from .plan import Conversion
-from .report import ConversionReport
+from .report import ConversionReport, has_vocabulary
 
 
 # Metadata of the source's card that also hold for the result; pipeline_tag only if the head is kept.
@@ -47,27 +45,15 @@ def source_metadata(folder: Path) -> dict[str, Any]:
     return {key: metadata[key] for key in KEPT if is_text(metadata.get(key))}
 
 
-def write_card(
-    folder: Path, conversion: Conversion, report: ConversionReport, model: RelPosBertPreTrainedModel
-) -> None:
-    """Write README.md unless there is one.
-
-    Args:
-        folder: folder of the result; modules.json marks a sentence-transformers folder.
-        model: the result, which is left on the CPU.
-    """
-    path, pools = folder / CARD, is_sentence_encoder(folder) and report.has_tokenizer
+def write_card(folder: Path, conversion: Conversion, report: ConversionReport, config: RelPosBertConfig) -> None:
+    """Write README.md into the folder of the result, whose configuration is `config`, unless there is one."""
+    path = folder / CARD
     if not path.exists():
-        metadata = source_metadata(conversion.top)
-        write_text(path, model_card(report, model.config, conversion.limit, metadata, pools))
+        write_text(path, model_card(report, config, conversion.limit, source_metadata(conversion.layout.top)))
 
 
 def model_card(
-    report: ConversionReport,
-    config: RelPosBertConfig,
-    limit: int,
-    metadata: Mapping[str, Any] | None = None,
-    sentence_transformers: bool = False,
+    report: ConversionReport, config: RelPosBertConfig, limit: int, metadata: Mapping[str, Any] | None = None
 ) -> str:
     """The text of the card: what it is, its use, the agreement by length, its limits, its origin.
 
@@ -75,13 +61,11 @@ def model_card(
         config: configuration of the result.
         limit: maximum length of the source.
         metadata: from `source_metadata`.
-        sentence_transformers: whether the result loads as a SentenceTransformer.
     """
-    data = _metadata(report, metadata or {}, sentence_transformers)
     parts = [
-        f"---\n{data.to_yaml()}\n---",
-        *_what(report, sentence_transformers),
-        *_use(report, config, limit, sentence_transformers),
+        f"---\n{_metadata(report, metadata or {}).to_yaml()}\n---",
+        *_what(report),
+        *_use(report, config, limit),
         *_fidelity(report),
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(report, config, limit)),
@@ -94,7 +78,7 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_transformers: bool) -> ModelCardData:
+def _metadata(report: ConversionReport, source: Mapping[str, Any]) -> ModelCardData:
     """The metadata for the Hub: origin, licence and task.
 
     There is no model-index, because the agreement with the source is not the result of a task.
@@ -102,13 +86,13 @@ def _metadata(report: ConversionReport, source: Mapping[str, Any], sentence_tran
     Args:
         source: from `source_metadata`.
     """
-    task = "sentence-similarity" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[0]
+    task = "sentence-similarity" if report.is_sentence_encoder else TASKS.get(report.auto_class, OTHER)[0]
     if "architecture" not in report.arguments:
         task = source.get("pipeline_tag", task)
     return ModelCardData(
         base_model=report.source if report.revision else None,
         base_model_relation="finetune" if report.revision else None,  # the Hub's relation for new weights
-        library_name="sentence-transformers" if sentence_transformers else "transformers",
+        library_name="sentence-transformers" if report.is_sentence_encoder else "transformers",
         pipeline_tag=task,
         tags=["hf_relpos", "relative-position"],
         **{key: value for key, value in source.items() if key != "pipeline_tag"},
@@ -121,13 +105,13 @@ def command(report: ConversionReport) -> str:
     return f"hf_relpos.convert({', '.join([repr(report.public_source), repr('OUT'), *given])})"
 
 
-def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
+def _what(report: ConversionReport) -> list[str]:
     """Title, one sentence, and how close, how long and how fast."""
     name = last_name(report.source)
     source = f"`{name}`"
     if report.revision:
         source = f"[{report.source}](https://huggingface.co/{report.source}) (commit `{report.revision[:12]}`)"
-    kind = "sentence encoder" if sentence_transformers else TASKS.get(report.auto_class, OTHER)[1]
+    kind = "sentence encoder" if report.is_sentence_encoder else TASKS.get(report.auto_class, OTHER)[1]
     points = [f"- **How close.** {report.how_close}", *(f"- **How long.** {note}" for note in report.notes[:1])]
     if (speed := report.details.get("speed")) is not None:
         took, source_took = (f"{1e3 * speed[name]:,.0f} ms" for name in ("result", "source"))
@@ -142,28 +126,29 @@ def _what(report: ConversionReport, sentence_transformers: bool) -> list[str]:
     ]
 
 
-def _use(report: ConversionReport, config: RelPosBertConfig, limit: int, sentence_transformers: bool) -> list[str]:
-    """The section about loading the model; arguments as in `model_card`."""
-    auto, trust = report.auto_class, ", trust_remote_code=True" if config.save_code else ""
-    code = ["import hf_relpos"] * (not config.save_code)
-    if sentence_transformers:
-        code += ["from sentence_transformers import SentenceTransformer", ""]
-        code += [f'model = SentenceTransformer("PATH"{trust})  # this folder, or its name on the Hub']
-    else:
-        tokenizer = report.has_tokenizer
-        code += [f"from transformers import {auto}{', AutoTokenizer' * tokenizer}", ""]
-        code += [f'model = {auto}.from_pretrained("PATH"{trust})  # this folder, or its name on the Hub']
+def _use(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:
+    """The section about loading the model; config and limit as in `model_card`."""
+    auto, arguments = report.auto_class, '"PATH", trust_remote_code=True' if config.save_code else '"PATH"'
+    code = [] if config.save_code else ["import hf_relpos"]
+    if report.is_sentence_encoder:
+        code += [
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            f"model = SentenceTransformer({arguments})",
+        ]
+    elif has_vocabulary(report.files):
+        code += [f"from transformers import {auto}, AutoTokenizer", "", f"model = {auto}.from_pretrained({arguments})"]
         # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
-        code += [f'tokenizer = AutoTokenizer.from_pretrained("PATH"{trust})'] * tokenizer
+        code += [f"tokenizer = AutoTokenizer.from_pretrained({arguments})"]
+    else:
+        code += [f"from transformers import {auto}", "", f"model = {auto}.from_pretrained({arguments})"]
     parts = ["## Use", "\n".join(["```python", *code, "```"])]
-    runs = "This runs the code saved with the weights, unless hf_relpos was imported before."
-    parts.append(runs if config.save_code else "It requires hf_relpos.")
-    if not (config.has_absolute_table or config.attention_window):
-        argument, more = f"attention_window={max(1, limit // 2)}", ""
-        if sentence_transformers:
-            argument = f'config_kwargs={{"attention_window": {max(1, limit // 2)}}}'
-            more = " and raise `model.max_seq_length`"
-        parts.append(f"For texts beyond that length, load it with `{argument}`{more}.")
+    runs = "Loading it runs the code saved with the weights, unless hf_relpos was imported before."
+    needs = runs if config.save_code else "It requires hf_relpos."
+    parts.append(f"PATH is this folder, or its name on the Hub. {needs}")
+    if report.is_sentence_encoder and not (config.has_absolute_table or config.attention_window):
+        window = f'config_kwargs={{"attention_window": {max(1, limit // 2)}}}'
+        parts.append(f"For longer texts, load it with `{window}` and raise `model.max_seq_length`.")
     return parts
 
 
@@ -195,14 +180,29 @@ def _fidelity(report: ConversionReport) -> list[str]:
     columns = ["tokens", "token", "sentence"]
     columns += ["same prediction, %", "source right, %", "right, %"] if masked else []
     rows = [[f"{entry.length:,}", *entry.cosine_cells, *(entry.masked_cells if masked else ())] for entry in entries]
+    pairs = report.details["fidelity"].get("pairs")
     return [
         "## How close it is",
         "Cosine of the hidden states of tokens, and of sentence vectors, to those of the source, on passages of the "
         "text below that were not trained on."
         + (" The last columns are about predictions of masked tokens." if masked else ""),
         markdown_table(columns, rows),
-        *([f"{report.pairs_in_words}."] if report.pairs_in_words else []),
+        *([] if pairs is None else [_pairs(report, pairs)]),
     ]
+
+
+def _pairs(report: ConversionReport, measured: Mapping[str, Any]) -> str:
+    """The agreement on segment pairs, and why none were trained."""
+    first, second = measured["token_cosine_by_segment"]
+    line = (
+        f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first segment, "
+        f"{second:.3f} in the second."
+    )
+    if report.details["text"]["pair_windows"]:
+        return line
+    if report.method_options["pairs"]:
+        return f"{line} No pairs were trained: every window was too short, or beyond the source's limit."
+    return f"{line} No pairs were trained: for tasks with two texts in a row, convert with --method-option pairs=0.5."
 
 
 def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:
@@ -212,8 +212,7 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
     if "text" in report.details:
         lines.append("On text of another kind or language than the training text it may be further from the source.")
     if config.has_absolute_table:
-        lines.append(f"It reads at most {config.max_position_embeddings:,} tokens.")
-        return lines
+        return [*lines, f"It reads at most {config.max_position_embeddings:,} tokens."]
     past = [] if report.fidelity is None else [e for e in report.fidelity.lengths if e.reference != "teacher"]
     lines += [
         f"The source reads {limit:,} tokens. At {entry.length:,} tokens, where the source reads overlapping windows, "
@@ -221,11 +220,4 @@ def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> l
         for entry in past
     ]
     longest = max([limit, *(entry.length for entry in past)])
-    line = (
-        f"It reads inputs of any length, but beyond {longest:,} tokens it was not checked; test it on your task there."
-    )
-    if config.attention_window is None:
-        line += f" There, `attention_window={max(1, limit // 2)}` keeps all distances within the trained range."
-    else:
-        line += f" Its configuration has `attention_window = {config.attention_window}`."
-    return [*lines, line]
+    return [*lines, f"It was not checked beyond {longest:,} tokens; test it on your task there."]

@@ -1,62 +1,45 @@
 """Make the configurations of source and result."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..families.checkpoint import FIELD_ERRORS, conversion_errors
 from ..families.errors import ConversionError
 from ..families.recognition import CheckpointSpec
-from ..families.registry import NOT_KEPT
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
-from .methods import METHODS, check_scheme
+from .methods import Arguments, Method, check_scheme
 
 
-def _from_dict(kind: type[PreTrainedConfig], where: str, saved: Mapping[str, Any], **fields: Any) -> Any:
-    """A configuration with the saved fields and the given ones; errors begin with `where`."""
-    with conversion_errors(where, FIELD_ERRORS):
-        return kind.from_dict({key: value for key, value in saved.items() if key not in NOT_KEPT} | fields)
-
-
-def stock_config(folder: Path, spec: CheckpointSpec) -> PreTrainedConfig:
-    """The configuration of the source for the Transformers class with the same body.
-
-    Raises:
-        ConversionError: for values that Transformers rejects.
-    """
-    return _from_dict(CONFIG_MAPPING[str(spec.family.stock)], f"{folder / 'config.json'}: ", spec.config)
-
-
-def source_config(folder: Path, spec: CheckpointSpec) -> RelPosBertConfig:
+def source_config(spec: CheckpointSpec) -> RelPosBertConfig:
     """The configuration of the source as a RelPosBertConfig, positions included.
 
     Raises:
         ConversionError: for values that Transformers or the scheme rejects.
     """
-    return _from_dict(RelPosBertConfig, f"{folder / 'config.json'}: ", spec.fields, **spec.position_fields)
+    with conversion_errors(f"{spec.folder / 'config.json'}: ", FIELD_ERRORS):
+        config: RelPosBertConfig = RelPosBertConfig.from_dict(spec.fields)
+    return config
 
 
 def target_config(
-    folder: Path, spec: CheckpointSpec, source: RelPosBertConfig, given: SimpleNamespace, length: int
+    spec: CheckpointSpec, source: RelPosBertConfig, given: Arguments, method: Method, method_options: Mapping[str, Any]
 ) -> RelPosBertConfig:
     """The configuration of the result: one with terms to learn or, for a relative source, perhaps the source's.
 
     Args:
-        folder: folder of the source.
         spec: description of the source.
         source: result of `source_config`.
-        given: arguments of `convert` with the method.
-        length: tokens of the longest rows that are learnt from; 0 for none.
+        given: arguments of `convert`.
+        method: the method.
+        method_options: its options, with defaults.
 
     Raises:
         ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
     """
-    method, kept = METHODS[given.method], spec.scheme
+    kept, limit = spec.scheme, source.max_position_embeddings
+    length = method_options.get("length") or limit
     if source.conv_kernel_size and method.learns:
         raise ConversionError(
             f"conv_kernel_size = {source.conv_kernel_size}: distil cannot train this convolution; leave the method out"
@@ -64,38 +47,39 @@ def target_config(
     name: Any = given.position_embedding_type or (PLAIN_SCHEME if method.learns else kept or DEFAULT_SCHEME)
     scheme = None if name == kept else _find_scheme(name)
     types, options, has_table = name, dict(given.position_options or {}), False
-    if scheme is not None and length > source.max_position_embeddings:  # such rows are learnt from
+    if scheme is not None and length > limit:  # such rows are learnt from
         options = scheme.options_for_length(options, length)
     if spec.absolute:
         known = kept if isinstance(kept, list) else [kept] if kept else []
         if name in known and (method.learns or scheme is not None):
             raise ConversionError(
-                f"position_embedding_type = {name!r}: {folder} has this scheme already and keeps it; choose another "
-                "one"
+                f"position_embedding_type = {name!r}: {spec.folder} has this scheme already and keeps it; choose "
+                "another one"
             )
         if scheme is None and {**spec.options, **options} != spec.options:
             raise ConversionError(
-                f"position_options = {options}: {folder} has this scheme already, with {spec.options}; leave them out"
+                f"position_options = {options}: {spec.folder} has this scheme already, with {spec.options}; leave "
+                "them out"
             )
         if scheme is not None:
             check_scheme(scheme, method)
         if scheme is not None and known:  # a scheme beside the absolute positions stays
             beside: dict[Any, Any] = spec.options if isinstance(kept, list) else {kept: spec.options}
             types, options = [*known, name], {**beside, name: options}
-        has_table = method.keeps_table and not (scheme and scheme.learned_input_table)
+        has_table = method.exact and not (scheme and scheme.learned_input_table)
     fields = spec.fields
     # a method that changes the outputs may add a vector to the embeddings of all tokens
     is_exact = method.exact or (scheme is None and not spec.absolute)
     if fields.get("type_vocab_size") == 0 and not is_exact:
         fields["type_vocab_size"] = 1
-    config: RelPosBertConfig = _from_dict(  # errors are about arguments of the caller
-        RelPosBertConfig,
-        "",
-        fields,
-        position_embedding_type=types,
-        position_options=spec.options if scheme is None and (spec.absolute or not options) else options,
-        absolute_position_embeddings=has_table,
-    )
+    fields |= {"position_embedding_type": types, "absolute_position_embeddings": has_table}
+    if scheme is not None or (options and not spec.absolute):
+        fields["position_options"] = options
+    if method_options.get("window") or length > limit:
+        # with a window, all distances are frequent in the training on long rows, which cost less
+        fields["attention_window"] = method_options["window"] or max(1, limit // 2)
+    with conversion_errors(kinds=FIELD_ERRORS):  # about arguments of the caller
+        config: RelPosBertConfig = RelPosBertConfig.from_dict(fields)
     if spec.absolute:
         return config
     if same_positions(source, config):
@@ -106,7 +90,7 @@ def target_config(
         )
     if not method.learns:
         raise ConversionError(
-            f"position_embedding_type = {name!r}, position_options = {options}: method = {given.method!r} keeps the "
+            f"position_embedding_type = {name!r}, position_options = {options}: method = 'exact' keeps the "
             f"source's scheme {source.position_embedding_type!r}; method = 'distil' learns another one from text"
         )
     check_scheme(scheme or _find_scheme(name), method)
@@ -126,12 +110,9 @@ def _find_scheme(name: Any) -> type[Scheme]:
 
 def same_positions(one: RelPosBertConfig, other: RelPosBertConfig) -> bool:
     """Whether two configurations have the same scheme with tables of the same shapes."""
-
-    def positions(config: RelPosBertConfig) -> tuple[Any, ...]:
-        settings = [settings for _, settings in scheme_parts(config)]
-        return config.position_embedding_type, config.max_position_embeddings, settings
-
-    return positions(one) == positions(other)
+    fields = ("position_embedding_type", "max_position_embeddings")
+    alike = all(getattr(one, name) == getattr(other, name) for name in fields)
+    return alike and scheme_parts(one) == scheme_parts(other)
 
 
 def resolved_options(config: RelPosBertConfig) -> dict[str, Any]:

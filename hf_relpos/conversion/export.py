@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,20 @@ from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from ..schemes.registry import scheme_parts
 from .build import ARCHITECTURES
 from .configurations import source_config
-from .folder import check_target, copy_companions, new_folder
+from .folder import Layout, check_target, new_folder
 from .verify import under_own_names
 
 
-# Fields that do not change the outputs.
+# Fields that do not change the outputs, and those of the positions, which are compared with their defaults.
 NO_EFFECT = (
+    *NOT_KEPT,
+    "converted_from",
     "max_position_embeddings",  # included in the scheme's resolved options
-    "position_options",  # compared with their defaults
-    *("_name_or_path", "architectures", "auto_map", "converted_from", "dtype", "save_code", "tokenizer_class"),
-    *("transformers_version", "unpad_inputs", "use_cache"),
+    "position_options",
+    "save_code",
+    "tokenizer_class",
+    "unpad_inputs",
+    "use_cache",
 )
 
 
@@ -61,34 +66,32 @@ def export_checkpoint(
     """
     target = check_target(out, overwrite, source if isinstance(source, str | Path) else None)
     model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
-    spec, name = _spec(model)
-    stock = None if spec.family.stock is None else _stock_model(model, spec, name)
-    origin = _origin(model) if isinstance(source, RelPosBertPreTrainedModel) else Path(source)
+    spec = _spec(model)
+    stock = None if spec.family.stock is None else _stock_model(model, spec)
+    origin = _origin(model)
     with new_folder(out, target, overwrite) as unfinished:
         if stock is None:
             _write_for_own_code(unfinished, model, spec)
         else:
             stock.save_pretrained(unfinished)
-        copied = () if origin is None else copy_companions(origin, unfinished, model if stock is None else stock)
+        copied = () if origin is None else Layout(origin).copy(unfinished, stock or model)
     if not set(copied) & set(TOKENIZER_FILES):
         warnings.warn(
             f"{out} has no tokenizer, because none was found in {origin or model.name_or_path or 'the model'}; save "
             "one there with tokenizer.save_pretrained, otherwise AutoTokenizer creates an empty one",
             stacklevel=3,
         )
-    return name
+    return spec.head
 
 
 def _origin(model: RelPosBertPreTrainedModel) -> Path | None:
     """The folder that a model was loaded from, downloaded if it is on the Hub; None if there is none any more."""
     name, commit = model.name_or_path, getattr(model.config, "_commit_hash", None)
-    try:
-        folder = local_folder(name) if name else None
-        if folder is None and name:
-            folder, _ = download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))
-        return folder
-    except ConversionError:
+    if not name:
         return None
+    with suppress(ConversionError):
+        return local_folder(name) or download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))[0]
+    return None
 
 
 def _load(folder: Path) -> RelPosBertPreTrainedModel:
@@ -106,11 +109,11 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
     return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
 
 
-def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
-    """The description of the exported checkpoint, and the name of its class.
+def _spec(model: RelPosBertPreTrainedModel) -> CheckpointSpec:
+    """The description of the exported checkpoint.
 
     Raises:
-        ConversionError: for a model whose outputs that class cannot compute.
+        ConversionError: for a model whose outputs its class cannot compute.
     """
     family = directly_read(model.config.converted_from or {})
     if family is None:
@@ -127,21 +130,21 @@ def _spec(model: RelPosBertPreTrainedModel) -> tuple[CheckpointSpec, str]:
             f"{type(model).__name__}: {family.class_prefixes[0]} has no such head; it has {', '.join(heads)}"
         )
     spec = spec.with_head(heads[head])
-    own, again = model.config, source_config(Path("config.json"), spec)
+    own, again = model.config, source_config(spec)
     differing = [
         name
         for name, value in own.to_dict().items()
         if name not in NO_EFFECT and name in again.to_dict() and again.to_dict()[name] != value
     ]
     if scheme_parts(own) != scheme_parts(again):
-        differing.append("position_options")
+        differing += ["position_embedding_type", "position_options"]
     if differing:
         listed = ", ".join(f"{name} = {getattr(own, name)!r}" for name in differing)
         raise ConversionError(
-            f"{listed}: {heads[head]} supports only {', '.join(repr(getattr(again, name)) for name in differing)}; "
+            f"{listed}: {spec.head} supports only {', '.join(repr(getattr(again, name)) for name in differing)}; "
             "set it back, or keep the model in the format of hf_relpos"
         )
-    return spec, heads[head]
+    return spec
 
 
 def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Ch
 
 
 @torch.no_grad()
-def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: str) -> PreTrainedModel:
+def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec) -> PreTrainedModel:
     """The model of Transformers' class, with the same tensors.
 
     Raises:
@@ -181,8 +184,8 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: s
     """
     config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(spec.config)
     with torch.device("meta"):
-        stock = getattr(transformers, name)(config)
-    base = type(model) is HEADS["AutoModel"]
+        stock = getattr(transformers, spec.head)(config)
+    base = spec.architecture == "BertModel"
     own, tensors = stock.state_dict(), model.state_dict()
     used = {spec.rename(each, base)[0] for each in spec.unpack(own)}
     placed = {tensors[each].data_ptr() for each in used if each in tensors}
@@ -194,7 +197,7 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec, name: s
     lost = [each for each in used if each not in tensors]
     if stray or lost:
         raise ConversionError(
-            f"tensors that {name} does not have: {abbreviate(stray) or 'none'}; tensors that the model lacks: "
+            f"tensors that {spec.head} does not have: {abbreviate(stray) or 'none'}; tensors that the model lacks: "
             f"{abbreviate(lost) or 'none'}. Merge adapters, and undo changes of the module tree"
         )
     stock.load_state_dict(under_own_names(spec, own, tensors), assign=True)

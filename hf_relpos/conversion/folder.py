@@ -8,9 +8,9 @@ in `0_Transformer`. The result loads as a SentenceTransformer, after `import hf_
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path, PureWindowsPath
@@ -49,8 +49,19 @@ MAX_NAME_BYTES = 255
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
-KNOWN = ["config.json", "generation_config.json", WEIGHTS, "model-?????-of-?????.safetensors", INDEX]
-KNOWN += [*TOKENIZER_FILES, *TOP_FILES, *ENCODER_FILES, CARD, REPORT, ".gitattributes"]
+KNOWN = (
+    "config.json",
+    "generation_config.json",
+    WEIGHTS,
+    "model-?????-of-?????.safetensors",
+    INDEX,
+    *TOKENIZER_FILES,
+    *TOP_FILES,
+    *ENCODER_FILES,
+    CARD,
+    REPORT,
+    ".gitattributes",
+)
 
 
 @dataclass(frozen=True)
@@ -58,29 +69,48 @@ class Layout:
     """The parts of a checkpoint folder.
 
     Attributes:
+        top: the folder.
+        revision: commit of the Hub repository that it was downloaded from; None for a local folder.
         encoder: relative folder of config.json and the weights; empty for the folder itself.
-        modules: relative folders of the other modules; empty except for sentence-transformers.
+        modules: class by relative folder of the other modules; empty except for sentence-transformers.
         listed: whether there is a modules.json.
     """
 
+    top: Path
+    revision: str | None = None
     encoder: str = ""
-    modules: tuple[str, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
     listed: bool = False
 
-    def copy(self, source: Path, target: Path) -> tuple[str, ...]:
-        """Copy modules.json and the files of its modules byte for byte; returns their relative names."""
-        if not self.listed:
-            return ()
-        patterns: list[tuple[str, Sequence[str]]] = [(folder, MODULE_FILES) for folder in self.modules]
-        patterns += [("", TOP_FILES), (self.encoder, ENCODER_FILES)]
-        paths = {path for folder, each in patterns for pattern in each for path in (source / folder).glob(pattern)}
-        names = [path.relative_to(source) for path in sorted(paths) if path.is_file()]
-        for folder in self.modules:  # the folder must exist even without files
+    @property
+    def pools(self) -> bool:
+        """Whether the modules make a SentenceTransformer. A CrossEncoder has a modules.json, too."""
+        return any(kind.endswith("Pooling") for kind in self.modules.values())
+
+    def copy(self, target: Path, model: PreTrainedModel) -> tuple[str, ...]:
+        """Copy the files beside config.json and the weights byte for byte; returns their relative names.
+
+        They are those of the tokenizer, of generation if the model generates, and of the modules. Fields of
+        tokenizer_config.json with local paths are removed.
+        """
+        patterns: dict[str, Sequence[str]] = {folder: MODULE_FILES for folder in self.modules}
+        patterns[self.encoder] = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
+        if self.listed:
+            patterns[self.encoder] = (*patterns[self.encoder], *ENCODER_FILES)
+            patterns[""] = (*patterns.get("", ()), *TOP_FILES)
+        paths = {path for folder, each in patterns.items() for name in each for path in (self.top / folder).glob(name)}
+        files = sorted(path for path in paths if path.is_file())
+        for folder in patterns:  # that of a module must exist even without files
             (target / folder).mkdir(parents=True, exist_ok=True)
-        for name in names:
-            check_link(source / name, source)
-            shutil.copyfile(source / name, target / name)
-        return tuple(name.as_posix() for name in names)
+        for path in files:
+            check_link(path, self.top)
+            copied = target / path.relative_to(self.top)
+            content = read_json(path) if path.name == TOKENIZER_CONFIG else {}
+            if (kept := without_local_paths(content)) != content:
+                write_json(copied, kept, indent=2)
+            else:
+                shutil.copyfile(path, copied)
+        return tuple(path.relative_to(self.top).as_posix() for path in files)
 
     def write_length(self, target: Path, length: int) -> None:
         """Write the number of tokens that the encoder reads into the files by which tokenizers cut texts.
@@ -98,10 +128,8 @@ class Layout:
             write_json(path, {**(read_json(path) if path.is_file() else {}), field: length}, indent=2)
 
 
-def locate(
-    source: str | Path, revision: str | None = None, allow_pickle: bool = False
-) -> tuple[Path, str | None, Layout]:
-    """The folder of a checkpoint, downloaded if it is on the Hub; the commit of the download; and the layout.
+def locate(source: str | Path, revision: str | None = None, allow_pickle: bool = False) -> Layout:
+    """The folder of a checkpoint, downloaded if it is on the Hub.
 
     Args:
         source: local folder or Hub repository.
@@ -124,15 +152,14 @@ def locate(
         if allow_pickle and not has_safetensors(folder / layout.encoder):
             download(str(source), commit, layout.encoder, PICKLED_FILES)
     layout = read_layout(folder)
-    for entry in read_json(folder / MODULES, list) if layout.listed else ():
-        kind, path = str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", ""))
-        if kind not in (*WEIGHTLESS, "Transformer") and not (folder / path / WEIGHTS).is_file():
+    for path, kind in layout.modules.items():
+        if kind not in WEIGHTLESS and not (folder / path / WEIGHTS).is_file():
             raise ConversionError(
                 f"{folder / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, because loading one can "
                 "run code. If you trust it, load the folder as a SentenceTransformer, save it again as safetensors, "
                 "and convert that"
             )
-    return folder, commit, layout
+    return replace(layout, revision=commit)
 
 
 def read_layout(source: Path) -> Layout:
@@ -144,9 +171,8 @@ def read_layout(source: Path) -> Layout:
     """
     listing = source / MODULES
     if not listing.is_file():
-        return Layout()
-    encoders: list[str] = []
-    modules: list[str] = []
+        return Layout(source)
+    kinds: list[tuple[str, str]] = []
     for entry in read_json(listing, list):
         kind, path = str(entry.get("type", "")), entry.get("path")
         if not kind.startswith("sentence_transformers."):
@@ -154,14 +180,16 @@ def read_layout(source: Path) -> Layout:
             raise ConversionError(f"{listing}: type = {kind!r} is remote code, which is not run; {remedy}")
         if not isinstance(path, str) or not _is_inside(path):
             raise ConversionError(f"{listing}: path = {path!r} names no folder in it; give the module's relative path")
-        (encoders if kind.endswith("Transformer") else modules).append(path)
+        kinds.append((path, kind.rpartition(".")[2]))
+    encoders = [path for path, kind in kinds if kind.endswith("Transformer")]
     if len(encoders) != 1:
         raise ConversionError(
             f"{listing}: {len(encoders)} modules have the type Transformer, but there must be one; to convert an "
             "encoder alone, give its folder, without modules.json"
         )
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
-    return Layout(encoders[0], tuple(path for path in modules if path not in own), listed=True)
+    modules = {path: kind for path, kind in kinds if path not in own}
+    return Layout(source, encoder=encoders[0], modules=modules, listed=True)
 
 
 def _is_inside(path: str) -> bool:
@@ -172,12 +200,6 @@ def _is_inside(path: str) -> bool:
         return False
     is_possible = not any(len(part) > MAX_NAME_BYTES or b"\0" in part or b"\\" in part for part in parts)
     return is_possible and not (path.startswith("/") or b".." in parts or PureWindowsPath(path).anchor)
-
-
-def is_sentence_encoder(folder: Path) -> bool:
-    """Whether a folder loads as a SentenceTransformer: its modules pool. A CrossEncoder has a modules.json, too."""
-    path = folder / MODULES
-    return path.is_file() and any(module["type"].endswith("Pooling") for module in read_json(path, list))
 
 
 def check_target(out: str | Path, overwrite: bool, source: str | Path | None = None) -> Path:
@@ -270,43 +292,25 @@ def check_apart(source: str | Path, target: Path) -> None:
 def other_files(folder: Path) -> list[str]:
     """Relative paths, sorted, of files in a folder that do not belong to a checkpoint."""
     layout = _layout(folder)
-    patterns = {"": [*KNOWN, *own_files(folder)]}
-    patterns |= {name: [*MODULE_FILES] for name in layout.modules}
-    if layout.encoder:
-        patterns[layout.encoder] = [*KNOWN, *own_files(folder / layout.encoder)]
-    folders = {folder, *(folder / name for name in patterns)}
-    folders |= {parent for name in patterns for parent in (folder / name).parents if folder in parent.parents}
+    known = {folder / name: [*MODULE_FILES] for name in layout.modules}
+    known |= {each: [*KNOWN, *own_files(each)] for each in (folder, folder / layout.encoder)}
+    for each in [*known]:
+        for above in each.parents:
+            if folder in above.parents:
+                known.setdefault(above, [])  # it has folders alone
     found = []
-    for each in sorted(folders):
-        own = patterns.get("" if each == folder else each.relative_to(folder).as_posix(), [])
+    for each, patterns in known.items():
         for path in each.iterdir() if each.is_dir() else ():
-            is_folder = path.is_dir() and not path.is_symlink()
-            belongs = path in folders if is_folder else any(fnmatch(path.name, pattern) for pattern in own)
-            if not belongs:
-                found.append(path.relative_to(folder).as_posix() + "/" * is_folder)
+            name = path.relative_to(folder).as_posix()
+            if path.is_dir() and not path.is_symlink():
+                found += [] if path in known else [f"{name}/"]
+            elif not any(fnmatch(path.name, pattern) for pattern in patterns):
+                found.append(name)
     return sorted(found)
 
 
 def _layout(folder: Path) -> Layout:
     """The layout of a folder; a plain layout if modules.json cannot be read."""
-    try:
+    with suppress(ValueError):
         return read_layout(folder)
-    except ValueError:
-        return Layout()
-
-
-def copy_companions(folder: Path, partial: Path, model: PreTrainedModel) -> tuple[str, ...]:
-    """Copy the tokenizer and generation files byte for byte; returns their names.
-
-    Fields of tokenizer_config.json with local paths are removed.
-    """
-    patterns = (*TOKENIZER_FILES, *(["generation_config.json"] if model.can_generate() else []))
-    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
-    for path in files:
-        check_link(path, folder)
-        content = read_json(path) if path.name == "tokenizer_config.json" else {}
-        if (kept := without_local_paths(content)) != content:
-            write_json(partial / path.name, kept, indent=2)
-        else:
-            shutil.copyfile(path, partial / path.name)
-    return tuple(path.name for path in files)
+    return Layout(folder)

@@ -14,13 +14,13 @@ from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
 from ..evaluation import fidelity
 from ..evaluation.encoder import hidden_states
 from ..evaluation.inspection import has_mlm_head
+from ..evaluation.model_fidelity import LENGTHS
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .plan import Conversion
 from .texts import gather, window_lengths
 
 
-# Lengths at which teacher and student are compared, and tokens of text for each.
-EVALUATED_LENGTHS = (16, 64, 128, 256, 512)
+# Tokens of text for each length at which teacher and student are compared.
 EVALUATED_TOKENS = 6144
 # Windows that are compared as segment pairs: maximum tokens of each, and tokens of all.
 PAIR_LENGTH, PAIR_TOKENS = 128, 4096
@@ -40,7 +40,7 @@ def held_out_fidelity(
     cosine in each segment.
     """
     limit = conversion.limit
-    lengths = [length for length in EVALUATED_LENGTHS if length <= limit] or [limit]
+    lengths = [length for length in LENGTHS if length <= limit] or [limit]
     tokens, seed = len(lengths) * EVALUATED_TOKENS, conversion.given.seed
     windows = gather(conversion, tokenizer, "check", tokens, window_lengths(limit), seed, 0.0).ids
     if (length := conversion.options.length or limit) > limit:
@@ -72,7 +72,7 @@ def speed(student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel
 
     Each is the fastest of several runs, because other processes only make a run slower.
     """
-    length = min(EVALUATED_LENGTHS[-1], teacher.config.max_position_embeddings)
+    length = min(LENGTHS[-1], teacher.config.max_position_embeddings)
     ids = torch.full((1, length), 5, device=student.device).clamp_max(student.config.vocab_size - 1)
 
     def read(model: RelPosBertPreTrainedModel) -> None:
@@ -96,7 +96,7 @@ def processor_name(device: torch.device) -> str:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
         fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in first.splitlines()}
         cpu = f"{fields['model name']} {fields['cpu family']}/{fields['model']}"
-    return f"{cpu}, {threads} thread{'s' * (threads > 1)}"
+    return f"{cpu}, {threads} {'threads' if threads > 1 else 'thread'}"
 
 
 @torch.no_grad()

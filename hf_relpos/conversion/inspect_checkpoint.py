@@ -72,7 +72,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
         spec = recognise(folder, config, names)
         refused = _without_positions(spec, names, str(source))
     except UnsupportedError as error:
-        if not _has_class(folder, config) and "auto_map" not in config:
+        if config.get("model_type") not in CONFIG_MAPPING and "auto_map" not in config:
             raise
         refused = str(error) if config.get("model_type") in FAMILIES else ""
     family = next((name for name, family in FAMILIES.items() if spec and family is spec.family), "relpos_bert")
@@ -95,7 +95,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
 def _positions(spec: CheckpointSpec) -> str:
     """Absolute, or scheme and options, and the field or tensor that shows it."""
     schemes = [spec.scheme] if isinstance(spec.scheme, str) else spec.scheme or []
-    kinds = [STOCK_SCHEME] * spec.absolute + schemes
+    kinds = [STOCK_SCHEME, *schemes] if spec.absolute else schemes
     options = ", ".join(f"{name} = {value!r}" for name, value in spec.options.items())
     return " + ".join(kinds) + (f" ({options})" if options else "") + f": {spec.evidence}"
 
@@ -106,17 +106,6 @@ def _without_positions(spec: CheckpointSpec, names: list[str], source: str) -> s
         return ""
     remedy = resemblance(names, source, spec.config.get("model_type", ""), missing=[TABLE])
     return f"the weights have no table of positions. {remedy}"
-
-
-def _has_class(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether Transformers has a class for a checkpoint, without code of the checkpoint."""
-    if config.get("model_type"):
-        return config["model_type"] in CONFIG_MAPPING
-    try:  # it looks for a model_type in the name of the folder
-        AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except ValueError:
-        return False
-    return True
 
 
 def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: CheckpointSpec | None) -> str:
@@ -137,7 +126,7 @@ def _without_remote_code(
     folder: Path, config: Mapping[str, Any], files: list[str], spec: CheckpointSpec | None
 ) -> str:
     """What a load by a class of Transformers would do, which is built on the meta device."""
-    if not _has_class(folder, config):
+    if config.get("model_type") not in CONFIG_MAPPING:
         return "has no class for it: AutoModel raises an error"
     try:
         model = _stock_model(folder)

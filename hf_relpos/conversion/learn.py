@@ -1,5 +1,6 @@
 """The method that learns from text, `distil`: windows of text, the training, and the measurement."""
 
+import math
 import time
 from dataclasses import asdict
 from typing import Any
@@ -48,9 +49,7 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
         ValueError: for a decoder, too little text, and unsuitable options.
     """
     _check_options(model, conversion)
-    tokenizer = load_tokenizer(conversion.source.folder, model.config.vocab_size, local_files_only=True)
-    if conversion.window is not None:
-        model.config.attention_window = conversion.window
+    tokenizer = load_tokenizer(conversion.spec.folder, model.config.vocab_size, local_files_only=True)
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), build_teacher(conversion).float()
@@ -116,9 +115,11 @@ def _distil(
     losses = dict(DEFAULT_LOSSES)
     if has_mlm_head(student):
         losses["logits"] = 1.0
-    is_long = (options.length or 0) > limit  # a step on rows past the source's limit after each `SHORT_STEPS` steps
+    steps = options.steps
+    if (options.length or 0) > limit:  # a step on rows past the source's limit after each `SHORT_STEPS` steps
+        steps += math.ceil(steps / SHORT_STEPS)
     settings: dict[str, Any] = {
-        "steps": options.steps + -(-options.steps // SHORT_STEPS) * is_long,
+        "steps": steps,
         "batch_tokens": options.batch_tokens,
         "learning_rate": LEARNING_RATE * WIDTH / student.config.hidden_size,
         "table_learning_rate": TABLE_LEARNING_RATE,

@@ -1,7 +1,8 @@
-"""The choices of a conversion: methods with their options."""
+"""The choices of a conversion: the arguments of `convert`, and the methods with their options."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..families.errors import ConversionError
@@ -15,6 +16,28 @@ TOO_FEW = 500  # tokens of text, below which nothing can be learnt
 def is_share(value: Any) -> bool:
     """Whether a value is a number from 0 to 1."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of `convert`, which describes them."""
+
+    source: str | Path
+    out: str | Path
+    position_embedding_type: str | None
+    position_options: Mapping[str, Any] | None
+    method: str | None
+    method_options: Mapping[str, Any] | None
+    texts: str | Path | Iterable[str | Path] | None
+    field: str | Sequence[str]
+    skip_unreadable: bool
+    seed: int
+    architecture: str | None
+    revision: str | None
+    allow_pickle: bool
+    overwrite: bool
+    device: str | None
+    progress: bool
 
 
 # Options of `distil`.
@@ -54,8 +77,8 @@ class Method:
 
     Attributes:
         help: one line for the command line.
-        keeps_table: whether the result has the absolute position embeddings of the source.
-        exact: whether the result has the outputs of the source, which is verified.
+        exact: whether the result has the outputs of the source, which is verified, and so its absolute position
+            embeddings.
         from_absolute: whether it supports sources with absolute positions.
         from_relative: whether it supports sources with relative positions.
         learns: whether it learns from text.
@@ -63,7 +86,6 @@ class Method:
     """
 
     help: str
-    keeps_table: bool = False
     exact: bool = False
     from_absolute: bool = True
     from_relative: bool = False
@@ -76,7 +98,7 @@ class Method:
             return f"the scheme requires inputs that the source does not have ({', '.join(scheme.required_inputs)})"
         if not self.from_absolute:  # the tables decide
             return ""
-        if scheme.learned_input_table and not self.keeps_table:
+        if scheme.learned_input_table and not self.exact:
             return "the scheme adds absolute positions to the input, which the method removes"
         if not scheme.zero_init_is_identity:
             return "the terms of the scheme cannot start at zero, so the outputs would change"
@@ -85,9 +107,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "keep": Method(
-        "keep absolute positions; relative terms start at zero. Same outputs; for further training",
-        keeps_table=True,
-        exact=True,
+        "keep absolute positions; relative terms start at zero. Same outputs; for further training", exact=True
     ),
     "drop": Method("average absolute positions; relative terms start at zero. Outputs change, so training is needed"),
     "distil": Method(
@@ -115,8 +135,8 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
     """
     if reason := method.unsupported_reason(scheme):
         supported = [name for name, candidate in SCHEMES.items() if not method.unsupported_reason(candidate)]
-        other = not method.learns and not METHODS["distil"].unsupported_reason(scheme)
+        is_learnt = not method.learns and not METHODS["distil"].unsupported_reason(scheme)
+        remedy = "; method = 'distil' learns it from text" if is_learnt else ""
         raise ConversionError(
-            f"position_embedding_type = {scheme.name!r}: {reason}; the method supports: {', '.join(supported)}"
-            + "; method = 'distil' learns it from text" * other
+            f"position_embedding_type = {scheme.name!r}: {reason}; the method supports: {', '.join(supported)}{remedy}"
         )

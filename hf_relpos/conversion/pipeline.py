@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,17 +17,19 @@ from ..families.tensors import rename_and_validate
 from ..files import write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..version import __version__
-from .build import Apply, build_model, drop, expected_shapes, keep, rename_relative
+from .build import Apply, build_model, drop, expected_shapes, rename_relative
 from .card import write_card
 from .configurations import resolved_options
-from .folder import REPORT, check_target, copy_companions, new_folder
+from .folder import REPORT, check_target, new_folder
 from .learn import learn
+from .methods import Arguments
 from .plan import Conversion, plan_conversion
 from .report import ConversionReport, Step, has_vocabulary, list_steps
 from .verify import compare_outputs, compare_tensors
 
 
-APPLY: dict[str, Apply] = {"keep": keep, "drop": drop, "distil": learn, "exact": keep}
+# What methods do that change tensors.
+APPLY: dict[str, Apply] = {"drop": drop, "distil": learn}
 NOT_COMPARED = (
     "Transformers has no class for the source, so outputs were not compared; every tensor of the result was read back "
     "and equals the source's"
@@ -101,13 +102,13 @@ def convert(
         ConversionError: if the source cannot be converted, a scheme or option is unknown, or a folder cannot be
             written. The message names the cause and the remedy.
     """
-    given = SimpleNamespace(**locals())  # before there are other variables
+    given = Arguments(**locals())  # before there are other variables
     conversion = plan_conversion(given, check_target(out, overwrite, source))
     with spinner("reading the source", progress):
         conversion = _read(conversion)
     renamed = rename_relative(conversion)
     with spinner("converting", progress and not conversion.method.learns):  # learning has its own progress bars
-        model, changed = build_model(conversion, renamed, APPLY[conversion.given.method])
+        model, changed = build_model(conversion, renamed, APPLY.get(conversion.method_name))
     steps = list_steps(model, renamed, changed, conversion.left_behind)
     with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
         files, reloaded = _write(unfinished, conversion, model)
@@ -116,7 +117,7 @@ def convert(
         difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
         report = _report(conversion, reloaded, steps, files, difference)
         write_json(unfinished / REPORT, report.to_dict(), indent=2)
-        write_card(unfinished, conversion, report, reloaded)
+        write_card(unfinished, conversion, report, reloaded.config)
     if failed := "; ".join(report.failed_thresholds):
         poor = f"{out}: the result was written, but is not close to its source: {failed}"
         warnings.warn(f"{poor}. Try more steps, or train it further", PoorConversionWarning, stacklevel=3)
@@ -125,16 +126,16 @@ def convert(
 
 def _read(conversion: Conversion) -> Conversion:
     """Read, check and rename the weights; without a head if they have none and the caller did not choose it."""
-    spec, folder = conversion.spec, conversion.source.folder
-    raw = spec.unpack(read_tensors(folder, conversion.given.allow_pickle))
+    spec = conversion.spec
+    raw = spec.unpack(read_tensors(spec.folder, conversion.given.allow_pickle))
     stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
     any_head = conversion.layout.listed and conversion.given.architecture is None
     if any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves only the encoder, but with the class name of the original model
-        spec, _ = choose_head(spec, folder, f"{spec.family.class_prefixes[0]}Model")
+        spec, _ = choose_head(spec, f"{spec.family.class_prefixes[0]}Model")
         conversion = replace(conversion, spec=spec, left_behind="")
     tied = conversion.source_config.tie_word_embeddings
-    return replace(conversion, source=rename_and_validate(folder, spec, raw, expected_shapes(conversion), tied))
+    return replace(conversion, source=rename_and_validate(spec, raw, expected_shapes(conversion), tied))
 
 
 def _write(
@@ -144,9 +145,8 @@ def _write(
     layout = conversion.layout
     encoder = folder / layout.encoder
     model.save_pretrained(encoder)
-    companions = copy_companions(conversion.source.folder, encoder, model)
+    files = layout.copy(folder, model)
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
-    files = (*(str(Path(layout.encoder, file)) for file in companions), *layout.copy(conversion.top, folder))
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
     return files, reloaded
@@ -170,11 +170,11 @@ def _report(
         notes.append(NO_TOKENIZER)
     return ConversionReport(
         source=str(given.source),
-        revision=conversion.revision,
+        revision=conversion.layout.revision,
         out=str(given.out),
         architecture=conversion.spec.head,
         converted_to=type(model).__name__,
-        method=given.method,
+        method=conversion.method_name,
         position_embedding_type=config.position_embedding_type,
         position_options=resolved_options(config),
         method_options=vars(conversion.options),
@@ -183,6 +183,7 @@ def _report(
         steps=steps,
         difference=difference,
         files=files,
+        is_sentence_encoder=conversion.layout.pools and has_vocabulary(files),
         versions={"hf_relpos": __version__, "transformers": transformers.__version__, "torch": torch.__version__},
         details=conversion.details,
         notes=tuple(notes),

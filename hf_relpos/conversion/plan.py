@@ -22,7 +22,7 @@ from ..schemes.registry import scheme_parts
 from ..schemes.scheme import check_options, nearest
 from .configurations import source_config, target_config
 from .folder import Layout, check_apart, locate
-from .methods import METHODS, Method
+from .methods import METHODS, Arguments, Method
 
 
 # Arguments of `convert` that do not determine the result.
@@ -35,11 +35,10 @@ class Conversion:
 
     Attributes:
         given: arguments of `convert`.
+        method_name: the method, a key of `METHODS`.
         target: the folder to write, with links resolved.
         source: the checkpoint; without tensors until they are read.
-        top: folder of the source, in which that of the checkpoint may lie.
-        revision: commit of the Hub repository; None for a local folder.
-        layout: layout of that folder.
+        layout: folder of the source, in which that of the checkpoint may lie.
         spec: description of the source.
         left_behind: a note on tensors of a head that is dropped; empty for none.
         source_config: the configuration of the source as a RelPosBertConfig.
@@ -50,11 +49,10 @@ class Conversion:
         details: results of the method for the report, which it adds; JSON values only.
     """
 
-    given: SimpleNamespace
+    given: Arguments
+    method_name: str
     target: Path
     source: Checkpoint
-    top: Path
-    revision: str | None
     layout: Layout
     spec: CheckpointSpec
     left_behind: str
@@ -68,7 +66,7 @@ class Conversion:
     @property
     def method(self) -> Method:
         """The method."""
-        return METHODS[self.given.method]
+        return METHODS[self.method_name]
 
     @property
     def limit(self) -> int:
@@ -89,26 +87,12 @@ class Conversion:
         return any(len(table) > 1 and not torch.equal(table[0], table[1]) for table in tables)
 
     @property
-    def asked_length(self) -> int:
-        """Option `length` of the method; 0 if it is not given."""
-        return getattr(self.options, "length", None) or 0
-
-    @property
     def new_length(self) -> int | None:
         """Tokens that the result was made for; None if it has the source's outputs and the source's limit."""
         length = self.config.max_position_embeddings
         if self.method.exact and length == self.limit:
             return None
-        return max(length, self.asked_length)
-
-    @property
-    def window(self) -> int | None:
-        """`attention_window` of the result; half of the source's limit if longer rows are trained on.
-
-        Then all distances are frequent in training, and long rows cost less.
-        """
-        past = self.asked_length > self.limit
-        return getattr(self.options, "window", None) or (max(1, self.limit // 2) if past else None)
+        return max(length, getattr(self.options, "length", None) or 0)
 
     @property
     def tokens_to_distil(self) -> int:
@@ -118,19 +102,21 @@ class Conversion:
     @property
     def abilities(self) -> str:
         """What the result can and cannot do, in one line."""
-        limit = self.limit
+        limit, window = self.limit, self.config.attention_window
         if self.config.has_absolute_table:
             longer = f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
             return f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. {longer}"
+        made = f"It reads texts of any length and was made for {self.new_length or limit:,} tokens"
+        if window:
+            made += f", with attention_window = {window} in its configuration."
+        else:
+            made += f"; load it with attention_window={max(1, limit // 2)} for longer texts."
         if self.method.exact:
-            return f"Its outputs equal the source's. It was made for {limit:,} tokens and also reads longer texts."
-        if not self.method.learns:
-            usable = "For a model to use without training, convert with --text FILE instead of --method drop."
-            return f"It reads texts of any length. Its outputs are far from the source's until you train it. {usable}"
-        made = f"It reads texts of any length and was made for {self.new_length:,} tokens"
-        if self.window:
-            return f"{made}, with attention_window = {self.window} in its configuration."
-        return f"{made}; load it with attention_window={max(1, limit // 2)} for longer ones."
+            return f"Its outputs equal the source's. {made}"
+        if self.method.learns:
+            return made
+        usable = "for a model to use without training, convert with --text FILE instead of --method drop."
+        return f"{made} Its outputs are far from the source's until you train it; {usable}"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -140,16 +126,15 @@ class Conversion:
         """
         names = [text.name for text in self.texts or () if isinstance(text, Path)]
         arguments = {name: value for name, value in vars(self.given).items() if name not in NOT_REPORTED}
-        arguments |= {"texts": None if self.texts is None else names, "revision": self.revision}
-        arguments |= {"field": None if self.given.field == "text" else self.given.field}
+        arguments |= {"texts": None if self.texts is None else names, "revision": self.layout.revision}
+        arguments["method"] = self.method_name
         if not self.method.learns:
             del arguments["seed"]
         plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in arguments.items()}
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
-        return {key: value for key, value in plain.items() if value is not False and value not in (None, {})}
+        return {key: value for key, value in plain.items() if value is not False and value not in (None, {}, "text")}
 
 
-def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
+def plan_conversion(given: Arguments, target: Path) -> Conversion:
     """Check the arguments of `convert` against the source, and complete them.
 
     Args:
@@ -166,50 +151,61 @@ def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
         if not isinstance(options := getattr(given, name), Mapping | None):
             raise ConversionError(f"{name} = {options!r} is not a mapping; give names and values, such as {example}")
     check_seed(given.seed)
-    top, commit, layout = locate(given.source, given.revision, given.allow_pickle)
-    check_apart(top, target)  # the cache of the Hub
-    folder = top / layout.encoder
+    layout = locate(given.source, given.revision, given.allow_pickle)
+    check_apart(layout.top, target)  # the cache of the Hub
+    folder = layout.top / layout.encoder
     spec = recognise(folder, read_config(folder), tensor_names(folder, given.allow_pickle))
-    spec, left_behind = choose_head(spec, folder, given.architecture)
-    choose_method(given, spec, folder)
-    texts = check_text(given)
-    options, device = resolve_options(given), check_device(given)
-    own = source_config(folder, spec)
-    config = target_config(folder, spec, own, given, getattr(options, "length", None) or 0)
-    source = Checkpoint(folder)
+    spec, left_behind = choose_head(spec, given.architecture)
+    name = choose_method(given, spec)
+    method, chosen = METHODS[name], given.method_options or {}
+    texts = check_text(given, name)
+    check_options(chosen, method.options, "method_options", f"method = {name!r}")
+    options = {key: option.default for key, option in method.options.items()} | dict(chosen)
+    device = choose_device(given.device) if method.learns else torch.device("cpu")
+    own = source_config(spec)
     return Conversion(
-        given, target, source, top, commit, layout, spec, left_behind, own, config, options, texts, device
+        given=given,
+        method_name=name,
+        target=target,
+        source=Checkpoint(),
+        layout=layout,
+        spec=spec,
+        left_behind=left_behind,
+        source_config=own,
+        config=target_config(spec, own, given, method, options),
+        options=SimpleNamespace(**options),
+        texts=texts,
+        device=device,
     )
 
 
-def choose_method(given: SimpleNamespace, spec: CheckpointSpec, folder: Path) -> None:
-    """Check the given method; without one, choose the one that learns, or keeps the outputs.
+def choose_method(given: Arguments, spec: CheckpointSpec) -> str:
+    """The given method; without one, the one that learns, or keeps the outputs.
 
     Raises:
         ConversionError: for a method that does not fit the positions of the source.
     """
-    if given.method is None:
-        by_text = "keep" if given.texts is None else "distil"
-        given.method = by_text if spec.absolute else "exact"
+    by_text = "keep" if given.texts is None else "distil"
+    name = given.method or (by_text if spec.absolute else "exact")
     supported = [
         name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
     ]
-    if given.method not in supported:
+    if name not in supported:
         needed, present = ("relative", "absolute") if spec.absolute else ("absolute", "relative")
         raise ConversionError(
-            f"method = {given.method!r} requires {needed} positions, but {folder} has {present} ones "
-            f"({spec.evidence}); leave the method out, or choose {' or '.join(supported)}"
+            f"method = {name!r} requires {needed} positions, but {spec.folder} has {present} ones ({spec.evidence}); "
+            f"leave the method out, or choose {' or '.join(supported)}"
         )
+    return name
 
 
-def check_text(given: SimpleNamespace) -> list[Path] | list[str] | None:
+def check_text(given: Arguments, method: str) -> list[Path] | list[str] | None:
     """The texts, which can be iterated over several times; None for none.
 
     Raises:
         ValueError: for missing texts, texts that the method does not read, and wrong fields.
     """
-    method, texts, fields = given.method, given.texts, given.field
-    learns = METHODS[str(method)].learns
+    texts, fields, learns = given.texts, given.field, METHODS[method].learns
     if learns and texts is None:
         raise ConversionError(f"method = {method!r} requires `texts` (--text; a few hundred sentences are enough)")
     if not learns and texts is not None:
@@ -226,37 +222,24 @@ def check_text(given: SimpleNamespace) -> list[Path] | list[str] | None:
     return found
 
 
-def check_device(given: SimpleNamespace) -> torch.device:
-    """The device of a method that learns; the CPU for others.
+def choose_device(given: str | None) -> torch.device:
+    """The given device; without one, an accelerator if it computes in float64, in which models are compared.
 
     Raises:
         ConversionError: for a device that cannot be used.
     """
-    if not METHODS[given.method].learns:
-        return torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConversionError(
             f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without torchrun"
         )
-    name = given.device or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    name = given or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
         torch.ones((), dtype=torch.float64, device=name).item()
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
-        if given.device is None:  # an accelerator without float64, in which models are compared
+        if given is None:
             return torch.device("cpu")
         reason = str(error).partition("\n")[0]
         raise ConversionError(
-            f"device = {given.device!r} cannot be used ({reason}); give another device, such as 'cpu', or leave it out"
+            f"device = {given!r} cannot be used ({reason}); give another device, such as 'cpu', or leave it out"
         ) from error
     return torch.device(name)
-
-
-def resolve_options(given: SimpleNamespace) -> SimpleNamespace:
-    """The options of the method with its defaults.
-
-    Raises:
-        ValueError: for an unknown option or an invalid value; names field, value and remedy.
-    """
-    known, options = METHODS[given.method].options, given.method_options or {}
-    check_options(options, known, "method_options", f"method = {given.method!r}")
-    return SimpleNamespace(**{name: option.default for name, option in known.items()} | dict(options))

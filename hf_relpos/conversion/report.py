@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..evaluation.model_fidelity import Fidelity, failed_thresholds
-from ..families.checkpoint import TOKENIZER_FILES
+from ..families.checkpoint import VOCABULARIES
 from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_buffer, is_scheme, is_table
@@ -18,15 +18,12 @@ from ..families.tensors import Checkpoint
 from ..models.modeling_relpos_bert import HEADS
 
 
-# Files of a tokenizer without its words.
-TOKENIZER_SETTINGS = ("_config.json", "_map.json", "added_tokens.json")
 KINDS = ("reused", "folded", "dropped", "created")
 
 
 def has_vocabulary(files: Iterable[str]) -> bool:
     """Whether the vocabulary of a tokenizer is among files."""
-    vocabularies = {name for name in TOKENIZER_FILES if not name.endswith(TOKENIZER_SETTINGS)}
-    return any(PurePath(file).name in vocabularies for file in files)
+    return any(PurePath(file).name in VOCABULARIES for file in files)
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,7 @@ class ConversionReport:
         difference: largest difference of the outputs on a random batch, relative to the largest output, in float64;
             None for a method that changes the outputs.
         files: files copied from the source.
+        is_sentence_encoder: whether SentenceTransformer loads the result.
         versions: versions of hf_relpos, transformers and torch.
         details: results of the method; {} for none.
         notes: remarks for the caller; the first says what the result can and cannot do.
@@ -90,6 +88,7 @@ class ConversionReport:
     steps: tuple[Step, ...]
     difference: float | None
     files: tuple[str, ...]
+    is_sentence_encoder: bool
     versions: dict[str, str]
     details: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -109,11 +108,6 @@ class ConversionReport:
         """Name of the scheme, or names of a combination joined by `+`."""
         name = self.position_embedding_type
         return name if isinstance(name, str) else "+".join(name)
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the vocabulary of a tokenizer was copied."""
-        return has_vocabulary(self.files)
 
     def of_kind(self, kind: str) -> tuple[Step, ...]:
         """The steps of one kind."""
@@ -148,23 +142,6 @@ class ConversionReport:
             return f"Its outputs equal the source's, to {self.difference:.1e} of the largest output."
         why = self.details.get("fidelity", {}).get("skipped")
         return f"Not measured{f' ({why})' if why else ''}. `hf-relpos compare SOURCE OUT --text TEXT` measures it."
-
-    @property
-    def pairs_in_words(self) -> str:
-        """Sentence about the agreement on segment pairs; empty if it was not measured."""
-        if (measured := self.details.get("fidelity", {}).get("pairs")) is None:
-            return ""
-        first, second = measured["token_cosine_by_segment"]
-        line = (
-            f"Pairs of segments, {measured['length']} tokens: token cosine {first:.3f} in the first segment, "
-            f"{second:.3f} in the second"
-        )
-        if self.details.get("text", {}).get("pair_windows"):
-            return line
-        why = "for tasks with two texts in a row, convert with --method-option pairs=0.5"
-        if self.method_options.get("pairs"):
-            why = "every window was too short, or beyond the source's limit"
-        return f"{line}. No pairs were trained: {why}"
 
     @property
     def failed_thresholds(self) -> tuple[str, ...]:

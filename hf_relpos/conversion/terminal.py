@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ..console import print_table
-from .folder import MODULES
 from .report import ConversionReport
 
 
@@ -26,7 +25,7 @@ def print_report(report: ConversionReport, console: Console) -> None:
     _print_lines(console, [report.how_close, *report.notes, *text_notes, ""])
     out = shlex.quote(report.out)
     load = f"{report.auto_class}.from_pretrained({report.out!r})"
-    if MODULES in report.files and report.has_tokenizer:
+    if report.is_sentence_encoder:
         load = f"SentenceTransformer({report.out!r})"
     steps = [
         f"written to {report.out}",

@@ -7,20 +7,18 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from ..families.checkpoint import FIELD_ERRORS, conversion_errors
 from ..families.errors import ConversionError
 from ..families.recognition import CheckpointSpec
-from ..families.registry import OWN
+from ..families.registry import NOT_KEPT, OWN
 from ..families.tensors import Checkpoint
 from .build import ARCHITECTURES
-from .configurations import stock_config
 from .plan import Conversion
 from .report import Step
 
 
-# Outputs are compared in float64, where differences are not due to rounding, unless a family has another tolerance.
-TOLERANCE = 1e-6
 # Sums of tensors are rounded to the weights' dtype; outputs may then differ by this many times its precision.
 ROUNDING = 32
 
@@ -64,8 +62,7 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
         ConversionError: for a difference that is not due to rounding.
     """
     source, spec = conversion.source, conversion.spec
-    tolerance = TOLERANCE if spec.family.tolerance is None else spec.family.tolerance
-    tolerance = max(tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
+    tolerance = max(spec.family.tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
     shape = (1, 2, length) if spec.architecture == "BertForMultipleChoice" else (2, length)
@@ -131,13 +128,15 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     if spec.family is OWN:
         kind = ARCHITECTURES[spec.architecture]
         own = kind.from_pretrained(
-            source.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
+            spec.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
         )
         for name, tensor in own.state_dict().items():
             if name not in source.tensors:
                 tensor.copy_(model.state_dict()[name])
         return own.eval()
-    config = stock_config(source.folder, spec)
+    kept = {name: value for name, value in spec.config.items() if name not in NOT_KEPT}
+    with conversion_errors(f"{spec.folder / 'config.json'}: ", FIELD_ERRORS):  # values that Transformers rejects
+        config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(kept)
     config._attn_implementation = "eager"
     base = spec.architecture == "BertModel"
     name = spec.architecture if spec.family.stock == "bert" else spec.head

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .family import MOST, OF_DECODERS, Family, Layout
+from .family import MOST, Family, Layout
 
 
 def albert_layers(config: Mapping[str, Any]) -> list[str]:
@@ -50,7 +50,7 @@ FAMILIES: dict[str, Family] = {
         },
         stock="albert",
         # of the published files; Transformers' class ignores them
-        dropped_fields=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", *OF_DECODERS),
+        dropped_fields=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
         renamed_fields={"classifier_dropout_prob": "classifier_dropout"},
         layers=albert_layers,
         tokenizer="AlbertTokenizer",

@@ -5,12 +5,12 @@ Both have model_type "bert", and Transformers has no class for either. The origi
 `auto_map` (jinaai/jina-bert-implementation), that of MosaicBERT is mosaicml/examples, examples/benchmarks/bert/src.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..models.checks import FEED_FORWARD_TYPES
 from .family import ALL, Family, Layout, Positions, first_class
-from .joints import Joint, exchanged_halves, projections
+from .joints import exchanged_halves, projections
 
 
 # Activations of the feed-forward by its type; the heads use `hidden_act`. "original" is a feed-forward without a gate.
@@ -26,23 +26,21 @@ FOR_CODE = {
 CODE_GATE, CODE_REPOSITORY, CODE_VARIANT = ".mlp.up_gated_layer.", "qk-post-norm", "_code_variant"
 
 
-def _head_refusal(config: Mapping[str, Any], part: str, **values: Any) -> str:
+def _head_refusal(config: Mapping[str, Any], part: str, name: str, value: Any) -> str:
     """Why a language modelling head cannot be converted; empty for other heads, and if it can.
 
     Args:
-        part: the part of the model whose values of some fields differ from the configuration's.
-        values: these values.
+        part: the part of the model that has a value of its own, whatever the field says.
+        name: the field.
+        value: that value.
     """
-    head = first_class(config)
-    if not head.endswith(("ForMaskedLM", "ForPreTraining")):
+    head, own = first_class(config), config.get(name, BERT_DEFAULTS[name])
+    if own == value or not head.endswith(("ForMaskedLM", "ForPreTraining")):
         return ""
-    for name, value in values.items():
-        if (own := config.get(name, BERT_DEFAULTS[name])) != value:
-            return (
-                f"{name} = {own!r}: {part} of {head} has {value!r} all the same, where there is one field here for "
-                "both; set architectures to the encoder's class in config.json to convert the encoder without its head"
-            )
-    return ""
+    return (
+        f"{name} = {own!r}: {part} of {head} has {value!r} all the same, where there is one field here for both; set "
+        "architectures to the encoder's class in config.json to convert the encoder without its head"
+    )
 
 
 def _jina_by_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -66,10 +64,6 @@ def _is_for_code(config: Mapping[str, Any]) -> bool:
     return bool(config.get(CODE_VARIANT)) or CODE_REPOSITORY in str(config.get("auto_map"))
 
 
-def _jina_joints(config: Mapping[str, Any]) -> Iterable[Joint]:
-    return [exchanged_halves(CODE_GATE, ".intermediate.dense.")] if _is_for_code(config) else []
-
-
 def _jina_layers(config: Mapping[str, Any]) -> dict[str, str]:
     if _is_for_code(config):
         return FOR_CODE
@@ -78,12 +72,12 @@ def _jina_layers(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _jina_unsupported_reason(config: Mapping[str, Any]) -> str:
     kind = config.get("feed_forward_type", "original")
-    return _head_refusal(config, "the feed-forward", hidden_act=ACTIVATIONS[kind]) if kind in ACTIVATIONS else ""
+    return _head_refusal(config, "the feed-forward", "hidden_act", ACTIVATIONS[kind]) if kind in ACTIVATIONS else ""
 
 
 def _mosaic_unsupported_reason(config: Mapping[str, Any]) -> str:
-    head = _head_refusal(config, "the head", layer_norm_eps=BERT_DEFAULTS["layer_norm_eps"])
-    return head or _head_refusal(config, "the feed-forward", hidden_act="gelu")
+    head = _head_refusal(config, "the head", "layer_norm_eps", BERT_DEFAULTS["layer_norm_eps"])
+    return head or _head_refusal(config, "the feed-forward", "hidden_act", "gelu")
 
 
 # MosaicBERT first, whose tensors have all that shows JinaBERT.
@@ -94,16 +88,14 @@ FAMILIES: dict[str, Family] = {
         title="MosaicBERT, DNABERT-2, DNABERT-S, mRNABERT",
         of_layers=lambda config: GATED,
         joints=lambda config: [projections(".attention.self.Wqkv.")],
-        defaults={"attention_probs_dropout_prob": 0.0},
-        dropped_fields=("embedding_size",),
+        # the field marks an exported model; its value has no effect
+        defaults={"attention_probs_dropout_prob": 0.0, "alibi_starting_size": 512},
         positions=lambda config: Positions(absolute=False, scheme="alibi"),
         computes_positions=True,
         fields=lambda config: {"feed_forward_type": "glu", "hidden_act": "gelu"},
         written=lambda config: {"cls.predictions.bias": ""},  # once, as the decoder's
         marker="alibi_starting_size",
         told_by_tensors=True,
-        # the field that marks an exported model; its value has no effect
-        infer_from_tensors=lambda config, names: {"alibi_starting_size": config.get("alibi_starting_size", 512)},
         read_directly=True,
         unsupported_reason=_mosaic_unsupported_reason,
         published={"alibi_starting_size": 512},
@@ -117,8 +109,7 @@ FAMILIES: dict[str, Family] = {
         suffixes=ALL,
         title="JinaBERT v2: embeddings, rerankers",
         of_layers=_jina_layers,
-        joints=_jina_joints,
-        dropped_fields=("feed_forward_type", "embedding_size"),
+        joints=lambda config: [exchanged_halves(CODE_GATE, ".intermediate.dense.")] if _is_for_code(config) else [],
         only={
             "feed_forward_type": (["original", *ACTIVATIONS], "it is unknown"),
             "alibi_scaling": ([1, None], "its slopes are not ALiBi's"),

@@ -13,12 +13,7 @@ from .family import ALL, LEGACY_TYPES, Family, Layout, Positions
 OWN = Family(class_prefixes=("RelPosBert",), suffixes=(*ALL, "LMHeadModel"), stock="bert", title="hf_relpos")
 FAMILIES: dict[str, Family] = {
     "bert": Family(
-        class_prefixes=("Bert",),
-        suffixes=(*ALL, "LMHeadModel"),
-        title="BERT",
-        stock="bert",
-        dropped_fields=("embedding_size",),
-        legacy_types=LEGACY_TYPES,
+        class_prefixes=("Bert",), suffixes=(*ALL, "LMHeadModel"), title="BERT", stock="bert", legacy_types=LEGACY_TYPES
     ),
     "nezha": Family(
         class_prefixes=("Nezha", "Bert"),
@@ -33,7 +28,7 @@ FAMILIES: dict[str, Family] = {
             "eos_token_id": 3,
             "max_relative_position": 64,
         },
-        dropped_fields=("use_relative_position", "max_relative_position", "embedding_size"),
+        dropped_fields=("use_relative_position", "max_relative_position"),
         only={
             "add_cross_attention": (
                 [False, None],
@@ -69,7 +64,6 @@ FAMILIES: dict[str, Family] = {
         title="ERNIE",
         parts={"ernie": "bert"},
         stock="ernie",
-        dropped_fields=("embedding_size",),
         legacy_types=LEGACY_TYPES,
         layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),
     ),

@@ -96,7 +96,7 @@ def fill_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
     """
     found = find_differences(model)
     for name in force:
-        if name not in found and not isinstance(_value(module_of(model, "fill_buffers"), name), torch.Tensor):
+        if name not in found and not isinstance(_value(module_of(model), name), torch.Tensor):
             raise ValueError(
                 f"force = {name!r}: there is no such buffer; those that differ: {', '.join(found) or 'none'}"
             )
@@ -137,24 +137,23 @@ def find_differences(model: Any) -> dict[str, Difference]:
     return {f"{prefix}{name}": found for prefix, inner in models_in(model) for name, found in _differences_in(inner)}
 
 
-def module_of(model: Any, caller: str) -> nn.Module:
+def module_of(model: Any) -> nn.Module:
     """A module, or that of a pipeline.
 
-    Args:
-        caller: the function that it was given to, for the error.
+    Raises:
+        TypeError: for anything else.
     """
     root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(root, nn.Module):
         raise TypeError(
-            f"{caller} takes a torch.nn.Module, or a pipeline that has one as its `model`; this is a "
-            f"{type(model).__name__}"
+            f"model is a {type(model).__name__}; give a torch.nn.Module, or a pipeline that has one as its `model`"
         )
     return root
 
 
 def models_in(model: Any) -> Iterator[tuple[str, PreTrainedModel]]:
     """The outermost models of Transformers inside, with the prefix of their names."""
-    root = module_of(model, "unfilled_buffers")
+    root = module_of(model)
     prefixes: list[str] = []
     for name, module in root.named_modules():
         if isinstance(module, PreTrainedModel) and not name.startswith(tuple(prefixes)):
@@ -283,10 +282,9 @@ def _build(
 
 def _value(model: nn.Module, name: str) -> Any:
     path, _, attribute = name.rpartition(".")
-    try:
+    with suppress(AttributeError):
         return getattr(model.get_submodule(path), attribute, None)
-    except AttributeError:
-        return None
+    return None
 
 
 def _is_same(now: torch.Tensor, right: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ It reads JSON and safetensors, and pickles of tensors if the caller asks for it.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -28,12 +28,20 @@ SAFETENSORS_FILES = ("model*.safetensors", INDEX)
 CHECKPOINT_FILES = ("config.json", "generation_config.json", *SAFETENSORS_FILES)
 PICKLED_FILES = (PICKLED_WEIGHTS, "pytorch_model-*.bin", PICKLED_INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-TOKENIZER_FILES = tuple(
-    (
-        "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt vocab.json "
-        "merges.txt bpe.codes sentencepiece.bpe.model sentencepiece.model spiece.model spm.model tokenizer.model"
-    ).split()
+# Files with the words of a tokenizer.
+VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "bpe.codes",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
 )
+TOKENIZER_FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 CARD = "README.md"
 
 
@@ -180,16 +188,15 @@ def tensor_names(folder: Path, allow_pickle: bool = False, variant: str | None =
         folder: folder of the checkpoint.
         allow_pickle, variant: as for `read_tensors`.
     """
-    names: list[str] = []
-    try:
+    with suppress(ValueError):
         if allow_pickle and not has_safetensors(folder, variant):
             return list(read_tensors(folder, allow_pickle, variant))
+        names: list[str] = []
         for path in checkpoint_files.weight_files(folder, variant):
             with checkpoint_files.open_tensors(path) as tensors:
                 names += tensors.keys()
-    except ValueError:
-        return []
-    return names
+        return names
+    return []
 
 
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

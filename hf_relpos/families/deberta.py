@@ -10,7 +10,7 @@ import torch
 
 from ..schemes.deberta import KINDS
 from .errors import check_shape
-from .family import MOST, OF_DECODERS, Family, Layout, Positions, first_class
+from .family import MOST, Family, Layout, Positions, first_class
 from .joints import QUERY_KEY_VALUE, Joint
 
 
@@ -52,12 +52,15 @@ def _positions_v2(config: Mapping[str, Any]) -> Positions:
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of heads: token classifiers use the dropout of hidden states, and the newer language head is tied."""
+    """Token classifiers use the dropout of hidden states, and the newer language head is tied."""
     is_of_tokens = first_class(config).endswith("ForTokenClassification")
     fields = {
         "classifier_dropout": None if is_of_tokens else config.get("cls_dropout"),
         "embedding_projection": "before_norm",
         "embedding_size": config.get("embedding_size"),
+        "conv_kernel_size": max(config.get("conv_kernel_size", 0), 0),
+        "conv_groups": config.get("conv_groups", 1),
+        "conv_act": config.get("conv_act", "tanh"),
     }
     if not config.get("legacy", True):
         fields["tie_word_embeddings"] = True
@@ -66,15 +69,6 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fields_v1(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**_fields(config), "attention_biases": ["query", "value"], "conv_kernel_size": 0}
-
-
-def _fields_v2(config: Mapping[str, Any]) -> dict[str, Any]:
-    convolution = {
-        "conv_kernel_size": max(config.get("conv_kernel_size", 0), 0),
-        "conv_groups": config.get("conv_groups", 1),
-        "conv_act": config.get("conv_act", "tanh"),
-    }
-    return {**_fields(config), **convolution}
 
 
 def _unsupported_reason_v1(config: Mapping[str, Any]) -> str:
@@ -120,9 +114,6 @@ def _join_heads(config: Mapping[str, Any], name: str, *parts: torch.Tensor) -> I
     return [torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2)]
 
 
-IN_PROJ = Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)
-
-
 def _family(prefix: str, of_layers: dict[str, str], terms: list[str], **fields: Any) -> Family:
     return Family(
         class_prefixes=(prefix,),
@@ -138,16 +129,14 @@ def _family(prefix: str, of_layers: dict[str, str], terms: list[str], **fields: 
             "lm_predictions.lm_head.weight": "cls.predictions.decoder.weight",
         },
         of_layers=lambda config: of_layers,
-        # besides those of Transformers' classes, the optional ones
+        # optional ones, which are not among the fields of Transformers' classes
         dropped_fields=(
             "attention_head_size",
             "cls_dropout",
-            "embedding_size",
             "norm_rel_ebd",
             "position_buckets",
             "share_att_key",
             "talking_head",
-            *OF_DECODERS,
         ),
         tokenizer=f"{prefix}Tokenizer",
         infer_from_tensors=_infer_from_tensors,
@@ -174,7 +163,7 @@ FAMILIES: dict[str, Family] = {
         title="DeBERTa v2 and v3, mDeBERTa",
         stock="deberta-v2",
         positions=_positions_v2,
-        fields=_fields_v2,
+        fields=_fields,
         unsupported_reason=_unsupported_reason_v2,
         layout=Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",)),
     ),
@@ -189,7 +178,7 @@ FAMILIES: dict[str, Family] = {
         ["c2p", "p2c"],
         suffixes=MOST,
         title="DeBERTa v1",
-        joints=lambda config: [IN_PROJ],
+        joints=lambda config: [Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)],
         stock="deberta",
         only={
             "talking_head": ([False, None], "scores are mixed between heads, which AutoModel of Transformers reads")

@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al., arXiv 1910.01108): no token types, and other names."""
 
-from .family import OF_DECODERS, Family, Layout
+from .family import Family, Layout
 
 
 FAMILIES: dict[str, Family] = {
@@ -27,7 +27,7 @@ FAMILIES: dict[str, Family] = {
             "output_layer_norm": "output.LayerNorm",
         },
         stock="distilbert",
-        dropped_fields=("tie_weights_", "embedding_size", *OF_DECODERS),
+        dropped_fields=("tie_weights_",),
         renamed_fields={
             "dim": "hidden_size",
             "hidden_dim": "intermediate_size",

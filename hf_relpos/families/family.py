@@ -25,8 +25,6 @@ COUNTERPARTS = {
     "ForCausalLM": "BertLMHeadModel",
     "ForQuestionAnsweringSimple": "BertForQuestionAnswering",
 }
-# Fields that families without a decoder ignore.
-OF_DECODERS = ("is_decoder", "add_cross_attention")
 # Language modelling heads that always apply GELU, where BERT's applies `hidden_act`.
 OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 # Pre-training heads. One that BERT does not have is dropped; a task head that BERT does not have is rejected.
@@ -85,8 +83,8 @@ class Family:
             None if there is none, so that no outputs can be compared.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
             `registry.defaults_of`).
-        dropped_fields: fields of its configuration that are not for BERT, besides those of `stock` and `only` that
-            BERT does not have; without `stock`, besides all that BERT does not have.
+        dropped_fields: fields of its config.json that neither ours nor `stock` has, and that mean nothing here (see
+            `registry.dropped_fields`).
         renamed_fields: BERT's field by field of its configuration.
         only: fields that have a counterpart here with some values alone, if they are there: these values, and what
             another one means.
@@ -112,11 +110,12 @@ class Family:
         marker: field that marks the family, if true, in such a file; None for none.
         not_marking: values of that field that do not mark it, since configurations of this package have them.
         told_by_tensors: whether its layout marks the family in such a file.
+        implied_fields: fields that must be true if a tensor's name has a certain part: their default, and the part.
         infer_from_tensors: function from configuration and tensor names to corrected fields of the configuration.
         read_directly: whether `from_pretrained` of our classes reads its checkpoints, as if they had been converted.
         masks_queries: whether padding attends to nothing, so that outputs at padding differ from those here.
-        tolerance: tolerance of outputs in float64, relative to the largest, if Transformers computes parts in float32;
-            None if it does not.
+        tolerance: largest difference of outputs in float64 that is due to rounding, relative to the largest output;
+            more than the default if Transformers computes parts in float32.
         unsupported_reason: function from a configuration to the reason, besides `only`, why it cannot be converted;
             empty if it can.
         published: fields of its published checkpoints that are not defaults of its class.
@@ -151,10 +150,11 @@ class Family:
     marker: str | None = None
     not_marking: tuple[str, ...] = ()
     told_by_tensors: bool = False
+    implied_fields: dict[str, tuple[bool, str]] = field(default_factory=dict)
     infer_from_tensors: Callable[[Mapping[str, Any], list[str]], dict[str, Any]] = lambda config, names: {}
     read_directly: bool = False
     masks_queries: bool = False
-    tolerance: float | None = None
+    tolerance: float = 1e-6
     unsupported_reason: Callable[[Mapping[str, Any]], str] = lambda config: ""
     published: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None

@@ -48,7 +48,6 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
         },
         joints=_joints,
         defaults=defaults,
-        dropped_fields=("position_embedding_type", "unpad_inputs"),
         only={
             "position_embedding_type": (["rope"], OWN_CODE),
             "layer_norm_type": (["layer_norm", None], OWN_CODE),
@@ -59,6 +58,7 @@ def _family(title: str, prefix: str, defaults: dict[str, Any], base: float, publ
         fields=lambda config: {"feed_forward_type": "glu"},
         written=lambda config: {"cls.predictions.bias": ""},  # once, as the decoder's
         pools=False,
+        implied_fields={"pack_qkv": (True, ".attention.qkv_proj.")},
         read_directly=True,
         unsupported_reason=_unsupported_reason,
         published=published,

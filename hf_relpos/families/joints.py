@@ -65,6 +65,15 @@ def _has(name: str, part: str) -> bool:
     return re.search(rf"\.\d+{re.escape(part)}", name) is not None
 
 
+def stored_name(joints: Iterable[Joint], name: str) -> str:
+    """The name in a file of the tensor, or of the first of those, that `split` makes the tensor of this name of."""
+    for joint in joints:
+        for part in joint.ours:
+            if _has(name, part):
+                return name.replace(part, joint.stored[0])
+    return name
+
+
 def join(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     """The inverse of `split`."""
     return split((each.inverse() for each in joints), config, tensors)

@@ -12,7 +12,6 @@ from .registry import resemblance
 from .stored import find_weights, stored_tensors
 
 
-HALF = (torch.float16, torch.bfloat16)
 # Tensors that files of older releases have, and that the loader passes over.
 PASSED_OVER = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
 
@@ -174,5 +173,5 @@ def _is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
         return True
     if not now.is_floating_point():
         return False
-    kinds = (stored.dtype, *HALF)
+    kinds = (stored.dtype, torch.float16, torch.bfloat16)
     return any(torch.equal(now.nan_to_num(), stored.to(kind).to(now.dtype).nan_to_num()) for kind in kinds)

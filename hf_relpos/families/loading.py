@@ -4,6 +4,7 @@ This covers families whose layout or positions differ from stock BERT's; Transfo
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_
 from .family import Family
 from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, recognise
-from .registry import FAMILIES, NOT_KEPT, family_of, resemblance as resemblance
+from .registry import FAMILIES, family_of, resemblance as resemblance
 from .tensors import rename_tensors
 
 
@@ -113,23 +114,21 @@ def state_dict(
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
     if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return None
-    model_type = config.get("model_type", "bert")
-    if directly_read(config) is None and not (by_tensors and model_type in MARKED):
+    if directly_read(config) is None and not (by_tensors and config.get("model_type", "bert") in MARKED):
         return None
-    # as in Transformers, whose unpickler also makes tensors only
-    allow_pickle = arguments.get("use_safetensors") is not True
     variant = arguments.get("variant")
     folder = _folder(source, hub, variant)
     names = tensor_names(folder, variant=variant)
     if names and directly_read(config, names) is None:
         return None
-    stored = read_tensors(folder, allow_pickle, variant)
+    # as in Transformers, whose unpickler also makes tensors only
+    stored = read_tensors(folder, arguments.get("use_safetensors") is not True, variant)
     if directly_read(config, stored) is None:
         return None
     spec = recognise(folder, config, stored)
     if (head := spec.heads_by_stock().get(architecture)) is not None:
         spec = spec.with_head(head)
-    renamed, _ = rename_tensors(folder, spec, spec.unpack(stored), base=architecture == "BertModel")
+    renamed, _ = rename_tensors(spec, spec.unpack(stored), base=architecture == "BertModel")
     tensors = {
         name: tensor[spec.cut :] if is_table(name) else tensor
         for name, tensor in renamed.items()
@@ -140,10 +139,9 @@ def state_dict(
 
 def weights_here(source: Any, hub: Mapping[str, Any]) -> Path | None:
     """The folder of the weights if they are on this machine, as files or in the Hub's cache."""
-    try:
+    with suppress(OSError, ValueError):  # not in the cache, or no name of a repository
         return _folder(source, {**hub, "local_files_only": True}, None)
-    except (OSError, ValueError):  # not in the cache, or no name of a repository
-        return None
+    return None
 
 
 def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
@@ -163,11 +161,5 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
 
 
 def _fields(spec: CheckpointSpec) -> dict[str, Any]:
-    kept = {name: value for name, value in spec.fields.items() if name not in NOT_KEPT}
     dtype = spec.config.get("dtype", spec.config.get("torch_dtype"))
-    return {
-        **kept,
-        **({} if dtype is None else {"dtype": dtype}),
-        "model_type": RelPosBertConfig.model_type,
-        **spec.position_fields,
-    }
+    return {**spec.fields, **({} if dtype is None else {"dtype": dtype}), "model_type": RelPosBertConfig.model_type}

@@ -1,6 +1,6 @@
 """MPNet (Song et al., arXiv 2004.09297): absolute positions and T5's bias."""
 
-from .family import MOST, OF_DECODERS, Family, Layout, Positions
+from .family import MOST, Family, Layout, Positions
 from .roberta import HEADS
 
 
@@ -24,7 +24,6 @@ FAMILIES: dict[str, Family] = {
             "attention.LayerNorm": "attention.output.LayerNorm",
         },
         stock="mpnet",
-        dropped_fields=("embedding_size", *OF_DECODERS),
         only={
             "relative_attention_num_buckets": (
                 [BUCKETS, None],

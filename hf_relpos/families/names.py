@@ -7,11 +7,10 @@ Conversions rename tensors by these rules only. An export looks up the name in a
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 
-NONE: Mapping[str, str] = {}
 # Prefixes in front of any model: torch.nn.DataParallel, and a wrapper's attribute.
 WRAPPERS = ("module.", "model.")
 # TensorFlow's names of normalisations.
@@ -24,8 +23,7 @@ SCHEME = "*.distance_embedding.*"
 TABLE = "*embeddings.position_embeddings.weight"
 
 
-@dataclass(frozen=True)
-class Tie:
+class Tie(NamedTuple):
     """Two names of one tensor; files may have either.
 
     Attributes:
@@ -61,7 +59,7 @@ def rename(name: str, parts: Mapping[str, str], of_layers: Mapping[str, str]) ->
     return dotted.strip(".")
 
 
-def to_stock(name: str, base: bool, parts: Mapping[str, str] = NONE, of_layers: Mapping[str, str] = NONE) -> str:
+def to_stock(name: str, base: bool, parts: Mapping[str, str], of_layers: Mapping[str, str]) -> str:
     """The name in stock BERT.
 
     Args:

@@ -111,6 +111,7 @@ FAMILIES: dict[str, Family] = {
         fields=_fields,
         written=lambda config: {"bert": "bert"} if "n_embd" in config else {},  # of the original code
         pools=False,
+        implied_fields={"qkv_proj_bias": (False, ".attn.out_proj.bias"), "mlp_fc2_bias": (False, ".mlp.fc2.bias")},
         read_directly=True,
         unsupported_reason=_unsupported_reason,
         published={"rotary_scaling_factor": 2.0, "n_positions": 8192},

@@ -23,12 +23,10 @@ def without_local_paths(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: without_local_paths(value) if isinstance(value, Mapping) else value
         for key, value in fields.items()
-        if not (isinstance(value, str) and _is_private(key, value))
+        if not (
+            isinstance(value, str) and (PRIVATE.fullmatch(value) or (FIELD.fullmatch(str(key)) and LOCAL.match(value)))
+        )
     }
-
-
-def _is_private(key: str, value: str) -> bool:
-    return PRIVATE.fullmatch(value) is not None or bool(FIELD.fullmatch(str(key)) and LOCAL.match(value))
 
 
 def last_name(folder: str | Path) -> str:

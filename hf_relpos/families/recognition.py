@@ -16,7 +16,7 @@ from .family import LEGACY_TERMS, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family,
 from .joints import Tensors, join, split
 from .names import is_scheme, is_table, rename, to_stock
 from .privacy import without_local_paths
-from .registry import FAMILIES, OWN, defaults_of, dropped_fields, family_of, resemblance
+from .registry import FAMILIES, NOT_KEPT, OWN, defaults_of, dropped_fields, family_of, resemblance
 
 
 # Fields of every family that are read before RelPosBertConfig checks them.
@@ -36,6 +36,7 @@ class CheckpointSpec:
     """The description of a checkpoint by its family and configuration.
 
     Attributes:
+        folder: folder of the checkpoint, downloaded if it is on the Hub.
         family: value of `FAMILIES`, or `OWN`.
         evidence: the field that determines its positions, and its value.
         absolute: whether absolute position embeddings are added to the input.
@@ -44,6 +45,7 @@ class CheckpointSpec:
         config: config.json, completed with the family's defaults.
     """
 
+    folder: Path
     family: Family
     evidence: str
     absolute: bool
@@ -70,12 +72,11 @@ class CheckpointSpec:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields for BERT's configuration."""
+        """Fields of a RelPosBertConfig."""
         family = self.family
         dropped = dropped_fields(family, self.config)
-        fields = {
-            family.renamed_fields.get(key, key): value for key, value in self.config.items() if key not in dropped
-        }
+        kept = {key: value for key, value in self.config.items() if key not in {*dropped, *NOT_KEPT}}
+        fields = {family.renamed_fields.get(key, key): value for key, value in kept.items()}
         fields["max_position_embeddings"] = fields.get("max_position_embeddings", 512) - self.cut
         own = family.fields(self.config)
         fields |= own
@@ -88,12 +89,8 @@ class CheckpointSpec:
             fields["tokenizer_class"] = family.tokenizer
         if fields.get("embedding_size") == fields.get("hidden_size", 768):
             fields.pop("embedding_size", None)
-        return fields
-
-    @property
-    def position_fields(self) -> dict[str, Any]:
-        """Fields of a RelPosBertConfig for its positions."""
         return {
+            **fields,
             "position_embedding_type": self.scheme or STOCK_SCHEME,
             "position_options": self.options,
             "absolute_position_embeddings": self.absolute and self.scheme is not None,
@@ -166,7 +163,7 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     """Determine family and positions of a checkpoint from config.json, and from tensors if that is misleading.
 
     Args:
-        folder: folder of the checkpoint, for errors.
+        folder: folder of the checkpoint.
         config: content of config.json.
         names: names of the tensors in its files; () if not known.
 
@@ -209,8 +206,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
             f"converted{_hint(folder, config)}"
         )
-    spec = CheckpointSpec(family, evidence, absolute, positions.scheme, positions.options, completed)
-    _check_tables(spec, folder, names)
+    spec = CheckpointSpec(folder, family, evidence, absolute, positions.scheme, positions.options, completed)
+    _check_names(spec, names)
     return spec
 
 
@@ -234,7 +231,9 @@ def _recognise_own(folder: Path, config: Mapping[str, Any]) -> CheckpointSpec:
     if isinstance(name, list) and STOCK_SCHEME in name:
         raise ConversionError(f"{folder}: {evidence}: with {STOCK_SCHEME!r} in a combination it cannot be converted")
     scheme = None if name == STOCK_SCHEME else name
-    return CheckpointSpec(OWN, evidence, own.has_absolute_table, scheme, dict(own.position_options or {}), kept)
+    return CheckpointSpec(
+        folder, OWN, evidence, own.has_absolute_table, scheme, dict(own.position_options or {}), kept
+    )
 
 
 def _hint(folder: Path, config: Mapping[str, Any]) -> str:
@@ -243,41 +242,47 @@ def _hint(folder: Path, config: Mapping[str, Any]) -> str:
     return f". {looks}" if looks else ""
 
 
-def _check_tables(spec: CheckpointSpec, folder: Path, names: list[str]) -> None:
+def _check_names(spec: CheckpointSpec, names: list[str]) -> None:
     """
     Raises:
-        ConversionError: for missing relative tables, relative tables with an absolute configuration, and position
-            tables in a family whose positions are computed.
+        ConversionError: for tensors that a field excludes, missing relative tables, relative tables with an absolute
+            configuration, and position tables in a family whose positions are computed.
     """
+    for name, (default, part) in spec.family.implied_fields.items():
+        value, found = spec.config.get(name, default), [each for each in names if part in each]
+        if found and not value:
+            raise ConversionError(
+                f"{spec.folder}: {name} = {value!r}, but the weights have {abbreviate(found, 1)}; correct config.json "
+                "or restore the file"
+            )
     relative, legacy = [name for name in names if is_scheme(name)], spec.legacy_terms
     if spec.family.computes_positions:
         if tables := [name for name in names if is_table(name) or is_scheme(name)]:
             raise UnsupportedError(
-                f"{folder}: {spec.evidence}, whose positions are computed, but the weights hold "
+                f"{spec.folder}: {spec.evidence}, whose positions are computed, but the weights hold "
                 f"{abbreviate(tables, 1)}: they belong to another model; correct config.json or restore the file"
             )
     elif legacy is None and relative:
         raise ConversionError(
-            f"{folder}: the weights have tables of distances ({abbreviate(relative, 1)}), so the checkpoint is "
+            f"{spec.folder}: the weights have tables of distances ({abbreviate(relative, 1)}), so the checkpoint is "
             "relative already; set position_embedding_type in config.json to "
             f"{' or '.join(map(repr, LEGACY_TYPES))}, whichever it was trained with"
         )
     elif legacy is not None and names and not relative:
-        remedy = resemblance(names, folder, spec.config.get("model_type", "bert")) or (
+        remedy = resemblance(names, spec.folder, spec.config.get("model_type", "bert")) or (
             "Stock Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
         )
-        raise ConversionError(f"{folder}: {spec.evidence}, but the weights have no tables of distances. {remedy}")
+        raise ConversionError(f"{spec.folder}: {spec.evidence}, but the weights have no tables of distances. {remedy}")
 
 
 UNNAMED = "config.json names no class; to keep a head, name its class with architecture (--architecture)"
 
 
-def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = None) -> tuple[CheckpointSpec, str]:
+def choose_head(spec: CheckpointSpec, architecture: str | None = None) -> tuple[CheckpointSpec, str]:
     """The description of the source with the head to convert; a pre-training head that BERT does not have is dropped.
 
     Args:
         spec: description of the source.
-        folder: folder of the source.
         architecture: class of the source or of stock BERT; None for the first of `config.architectures`.
 
     Returns:
@@ -287,19 +292,19 @@ def choose_head(spec: CheckpointSpec, folder: Path, architecture: str | None = N
         ConversionError: for a class of another family, a head with other outputs than BERT's, and a given head that
             BERT does not have.
     """
-    family, heads = spec.family, spec.family.heads(spec.config)
-    base = f"{family.class_prefixes[0]}Model"
-    named = first_class(spec.config)
-    name = architecture if architecture is not None else named or base
-    if name in heads:
-        return spec.with_head(name), "" if architecture is not None or named else UNNAMED
-    if architecture is not None and architecture in heads.values():
-        return spec.with_head(spec.heads_by_stock()[architecture]), ""
-    of_family = family.class_prefixes != ("Bert",) and name.startswith(family.class_prefixes)
-    if architecture is None and of_family and name.endswith(PRETRAINING):
-        return spec.with_head(base), f"the head of {name}, which BERT does not have"
-    where = "architecture" if architecture is not None else f"{folder}: architectures"
-    remedy = (
-        "" if architecture is not None else f"; pass architecture={base!r} to convert the encoder without its head"
+    heads, prefixes = spec.family.heads(spec.config), spec.family.class_prefixes
+    known = f"has no counterpart here; known: {', '.join(heads)}"
+    if architecture is not None:
+        own = architecture if architecture in heads else spec.heads_by_stock().get(architecture)
+        if own is None:
+            raise ConversionError(f"architecture = {architecture!r} {known}")
+        return spec.with_head(own), ""
+    named, base = first_class(spec.config), f"{prefixes[0]}Model"
+    if not named or named in heads:
+        return spec.with_head(named or base), "" if named else UNNAMED
+    if prefixes != ("Bert",) and named.startswith(prefixes) and named.endswith(PRETRAINING):
+        return spec.with_head(base), f"the head of {named}, which BERT does not have"
+    raise ConversionError(
+        f"{spec.folder}: architectures = {named!r} {known}; pass architecture={base!r} to convert the encoder without "
+        "its head"
     )
-    raise ConversionError(f"{where} = {name!r} has no counterpart here; known: {', '.join(heads)}{remedy}")

@@ -1,4 +1,4 @@
-"""The registry of families: one file each, and one line here.
+"""The registry of families: one file each, and its name in `MODULES`.
 
 All else follows from their entries: recognition of checkpoints, layouts in error messages, `hf-relpos families` and
 docs/families.md.
@@ -18,25 +18,20 @@ from .family import Family, Layout
 from .names import is_table
 
 
+# In the order of docs/families.md.
+MODULES = (bert, roberta, distilbert, albert, mpnet, alibi, deberta, roformer, xlnet, gte, nomic, xlm_roberta_flash)
 # Families by `model_type`, or by another name if their model_type is BERT's.
-FAMILIES: dict[str, Family] = {
-    **bert.FAMILIES,
-    **roberta.FAMILIES,
-    **distilbert.FAMILIES,
-    **albert.FAMILIES,
-    **mpnet.FAMILIES,
-    **alibi.FAMILIES,
-    **deberta.FAMILIES,
-    **roformer.FAMILIES,
-    **xlnet.FAMILIES,
-    **gte.FAMILIES,
-    **nomic.FAMILIES,
-    **xlm_roberta_flash.FAMILIES,
-}
+FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 # Fields of config.json that do not describe the model.
 NOT_KEPT = (
-    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"),
-    *("torch_dtype", "transformers_version"),
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "position_embedding_type",
+    "torch_dtype",
+    "transformers_version",
 )
 # Fields of any family that Transformers and sentence-transformers read, for heads and quantised weights.
 OF_HEADS = ("num_labels", "quantization_config", "sbert_ce_default_activation_function", "sentence_transformers")
@@ -84,14 +79,19 @@ def defaults_of(name: str) -> dict[str, Any]:
 
 
 def dropped_fields(family: Family, config: Iterable[str]) -> set[str]:
-    """Fields of a family's configuration that ours does not have, or that do not mean the same.
+    """Fields of a family's configuration that ours does not have, and fields of ours that the family ignores.
 
     Args:
-        config: config.json; without a class in Transformers, all its fields are of the family but `OF_HEADS`.
+        config: config.json; without a class in Transformers, all its fields are of the family but `OF_HEADS`, and it
+            ignores the fields that ours adds to BERT's, but for `save_code`, which may be set for the result.
     """
-    own = CONFIG_MAPPING[family.stock]().to_dict() if family.stock else {*config} - {*NOT_KEPT, *OF_HEADS}
-    missing = {*own, *family.only} - RelPosBertConfig().to_dict().keys()
-    return {*family.dropped_fields, *missing} - family.renamed_fields.keys()
+    if family is OWN:
+        return set()
+    stock, ours = CONFIG_MAPPING[family.stock or "bert"], RelPosBertConfig().to_dict().keys()
+    known = {*stock().to_dict(), *stock.attribute_map, "save_code"}
+    own = known if family.stock else {*config} - {*NOT_KEPT, *OF_HEADS}
+    foreign = {*own, *family.only} - ours
+    return {*family.dropped_fields, *foreign, *(ours - known)} - family.renamed_fields.keys()
 
 
 def layout_of(names: Iterable[str]) -> Layout | None:

@@ -19,7 +19,6 @@ def _family(stock: str, prefix: str, title: str) -> Family:
         title=title,
         parts={"roberta": "bert", **HEADS},
         stock=stock,
-        dropped_fields=("embedding_size",),
         always_gelu=True,
         legacy_types=LEGACY_TYPES,
         padding=lambda config: config["pad_token_id"],

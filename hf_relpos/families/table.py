@@ -29,7 +29,9 @@ def told_by(name: str, family: Family) -> str:
 def positions(name: str, family: Family) -> str:
     """The positions of its published checkpoints, and further ones of Transformers ≤ 4.57."""
     found = family.positions(example(name))
-    kinds = ["absolute"] * found.absolute + [f"`{found.scheme}`"] * (found.scheme is not None)
+    kinds = ["absolute"] if found.absolute else []
+    if found.scheme is not None:
+        kinds.append(f"`{found.scheme}`")
     return " + ".join(kinds) + "".join(f", `{kind}`" for kind in family.legacy_types)
 
 
@@ -41,12 +43,12 @@ def heads(family: Family, config: dict[str, Any]) -> str:
 
 def row(name: str, family: Family) -> dict[str, str]:
     """The cells of a family by column, in Markdown."""
-    readers = ["convert"] + ["`from_pretrained`"] * (family.read_directly or name == "bert")
+    is_direct = family.read_directly or name == "bert"
     return {
         "checkpoints": family.title,
         "told by": told_by(name, family),
         "heads": heads(family, example(name)),
         "positions": positions(name, family),
-        "by": ", ".join(readers),
+        "by": "convert, `from_pretrained`" if is_direct else "convert",
         "compared with": "stored outputs" if family.stock is None else f"`{family.stock}` of Transformers",
     }

@@ -1,5 +1,6 @@
 """The tensors of a checkpoint under the names of stock BERT, for `convert` and `from_pretrained` of our classes."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 
 from ..models.loading import in_body
 from .errors import ConversionError, abbreviate, check_shape
+from .joints import stored_name
 from .names import TIES, Tie, is_buffer, is_table
 from .recognition import CheckpointSpec
 from .registry import resemblance
@@ -22,14 +24,12 @@ class Checkpoint:
     """A checkpoint whose tensors have their stock names.
 
     Attributes:
-        folder: local folder, downloaded if the checkpoint is on the Hub.
         tensors: tensors by stock name.
         origin: name in the file by stock name, also for tensors in `extra`.
         extra: tensors that are not in the architecture, by stock name.
         cut: first rows of tensors, by stock name, which are removed; `tensors` has the other rows.
     """
 
-    folder: Path
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -42,12 +42,11 @@ class Checkpoint:
 
 
 def rename_tensors(
-    folder: Path, spec: CheckpointSpec, raw: Mapping[str, torch.Tensor], base: bool
+    spec: CheckpointSpec, raw: Mapping[str, torch.Tensor], base: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a checkpoint by stock name, and their names in the file.
 
     Args:
-        folder: folder of the checkpoint, for errors.
         spec: its description.
         raw: from `spec.unpack`.
         base: for BertModel, which is the encoder itself.
@@ -57,23 +56,24 @@ def rename_tensors(
     """
     tensors: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
+    joints = list(spec.family.joints(spec.config))
     for name, tensor in raw.items():
+        stored = stored_name(joints, name)
         for stock in spec.rename(name, base):
             if stock in tensors and (not base or stock.startswith(PARTS)):
                 raise ConversionError(
-                    f"{folder}: {origin[stock]} and {name} are two spellings of one tensor; remove one of them"
+                    f"{spec.folder}: {origin[stock]} and {stored} are two spellings of one tensor; remove one of them"
                 )
-            tensors[stock], origin[stock] = tensor, name
+            tensors[stock], origin[stock] = tensor, stored
     return tensors, origin
 
 
 def rename_and_validate(
-    folder: Path, spec: CheckpointSpec, raw: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size], tied: bool
+    spec: CheckpointSpec, raw: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size], tied: bool
 ) -> Checkpoint:
     """Rename the tensors of a checkpoint to their stock names, check them, and add both names of tied tensors.
 
     Args:
-        folder: folder of the checkpoint.
         spec: its description.
         raw: from `spec.unpack`.
         expected: shape of every tensor of the architecture with this configuration, by stock name.
@@ -86,8 +86,8 @@ def rename_and_validate(
         ConversionError: for names that collide, tensors that are missing or not in the architecture, shapes
             that differ from the configuration's, quantised weights, and values that are not finite.
     """
-    base = spec.architecture == "BertModel"
-    renamed, origin = rename_tensors(folder, spec, raw, base)
+    base, folder = spec.architecture == "BertModel", spec.folder
+    renamed, origin = rename_tensors(spec, raw, base)
     for tie in TIES:
         if tie.name in expected and tie.other in expected:
             _complete(folder, renamed, origin, tie, tied)
@@ -102,12 +102,13 @@ def rename_and_validate(
             f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {spec.architecture}: "
             f"{abbreviate(missing)}"
         )
-        if looks := resemblance(raw, folder, spec.config.get("model_type", "bert"), missing):
+        stored = sorted({*origin.values()})
+        if looks := resemblance(stored, folder, spec.config.get("model_type", "bert"), missing):
             raise ConversionError(f"{lack}. {looks}")
         remedy = "restore the file"
         if not any(in_body(name) for name in missing):
             remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
-        raise ConversionError(f"{lack}; {remedy} (the file holds {abbreviate(sorted(raw), 2)})")
+        raise ConversionError(f"{lack}; {remedy} (the file holds {abbreviate(stored, 2)})")
     unused = [name for name in extra if is_buffer(name) or (is_table(name) and not spec.absolute)]
     stray = list(dict.fromkeys(origin[name] for name in extra if in_body(name) and name not in unused))
     if stray:
@@ -118,15 +119,14 @@ def rename_and_validate(
         )
     for name, tensor in tensors.items():
         more = spec.cut if is_table(name) else 0
-        _check_tensor(folder, origin[name], tensor, torch.Size((expected[name][0] + more, *expected[name][1:])))
+        label = origin[name] if origin[name] == name else f"{origin[name]} (here {name})"
+        _check_tensor(f"{folder}: {label}", tensor, torch.Size((expected[name][0] + more, *expected[name][1:])))
     # tensors of mixed dtypes are cast to the common wider one, which changes no value
-    dtype = next(iter(tensors.values())).dtype
-    for tensor in tensors.values():
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     cut = {name: tensor[: spec.cut] for name, tensor in tensors.items() if spec.cut and is_table(name)}
     tensors |= {name: tensors[name][spec.cut :] for name in cut}
-    return Checkpoint(folder, tensors, origin, extra, cut)
+    return Checkpoint(tensors, origin, extra, cut)
 
 
 def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], tie: Tie, tied: bool) -> None:
@@ -143,16 +143,15 @@ def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, 
                 tensors[absent], origin[absent] = tensors[present], origin[present]
 
 
-def _check_tensor(folder: Path, name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
-    check_shape(f"{folder}: {name}", tensor.shape, shape)
+def _check_tensor(label: str, tensor: torch.Tensor, shape: torch.Size) -> None:
+    check_shape(label, tensor.shape, shape)
     if tensor.dtype not in DTYPES:
         raise ConversionError(
-            f"{folder}: {name} has dtype {tensor.dtype}; convert the checkpoint in float32, float16 or bfloat16, and "
+            f"{label} has dtype {tensor.dtype}; convert the checkpoint in float32, float16 or bfloat16, and "
             "quantise the result"
         )
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
+    if bad := int((~torch.isfinite(tensor)).sum()):
         raise ConversionError(
-            f"{folder}: {name} holds {bad} values that are NaN or infinite, of {tensor.numel()}; take a checkpoint "
+            f"{label} holds {bad} values that are NaN or infinite, of {tensor.numel()}; take a checkpoint "
             "from before they appeared"
         )

@@ -98,7 +98,6 @@ def _family(prefix: str, title: str, only: dict[str, tuple[list[Any], str]], **f
             "norm2": "output.LayerNorm",
         },
         joints=lambda config: [projections(".mixer.Wqkv.")],
-        dropped_fields=("position_embedding_type",),
         only={"position_embedding_type": (["absolute", "rotary"], "other positions are not read here"), **only},
         always_gelu=True,
         positions=_positions,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .errors import check_shape
-from .family import OF_DECODERS, Family, Layout, Positions
+from .family import Family, Layout, Positions
 from .joints import Joint, Tensors, without_bias
 
 
@@ -86,7 +86,6 @@ FAMILIES: dict[str, Family] = {
         },
         joints=lambda config: JOINTS,
         stock="xlnet",
-        dropped_fields=("embedding_size", "n_token", *OF_DECODERS),
         renamed_fields={
             "d_model": "hidden_size",
             "n_layer": "num_hidden_layers",

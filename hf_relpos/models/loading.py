@@ -186,8 +186,12 @@ def read_other_architecture(
 
 # Fields that follow from the tensors of another architecture.
 LAYOUT_FIELDS = (
-    *("position_embedding_type", "position_options", "absolute_position_embeddings", "feed_forward_type"),
-    *("extra_attention_norms", "hidden_act", "max_position_embeddings", "converted_from"),
+    *POSITION_FIELDS,
+    "feed_forward_type",
+    "extra_attention_norms",
+    "hidden_act",
+    "max_position_embeddings",
+    "converted_from",
 )
 
 

@@ -2,7 +2,6 @@
 
     python scripts/benchmarks/bench_encoder.py                     # DeBERTa v3 with all peers; half an hour
     python scripts/benchmarks/bench_encoder.py --families          # the other families, stock and ours; an hour
-    python scripts/benchmarks/bench_encoder.py --quick             # two cases, one round; some minutes, to compile
     python scripts/benchmarks/bench_encoder.py --families BERT --peers --cases "1 × 128"
     python scripts/benchmarks/bench_encoder.py --models all-mpnet-base-v2 --sts stsb.dev.tsv  # real ones, on sentences
 
@@ -18,7 +17,7 @@ Before any time is taken the states of all tokens are compared with stock's, and
 where ours differ by more than 1e-5 in float32 the run ends. Memory is the growth of the largest resident size over a
 training step of the longest row, and with peers what a padded batch holds with the weights, in processes of their own.
 Written to docs/results/benchmarks after each measurement, family by family and machine by machine, those of earlier
-runs being kept: cpu-encoder.json and .md; a quick run's to cpu-encoder-quick.
+runs being kept: cpu-encoder.json and .md.
 
 `--models` takes folders of sentence encoders (mean pooling) and pairs of sentences with a score: a heading, and lines
 of score TAB sentence TAB sentence. Every other pair is encoded, in batches of 32 sorted by length, tokenized before.
@@ -101,12 +100,11 @@ PADDED, SORTED = "32 rows, padded", "32 rows, sorted"
 # What servers and rerankers send: one request padded to a fixed length, and two short ones.
 FEW = {"32 tokens in 512 slots": ([32], 512), "8 and 5 tokens": ([8, 5], 8)}
 CASES = [*FULL, PADDED, SORTED, *FEW, *LONG]
-QUICK = ["1 × 128", PADDED]
 STOCK, COMPILED, ATTENTION = "stock PyTorch", "torch.compile", "accelerate_attention"
 OURS, BFLOAT16, INT8 = "optimize", "optimize, bfloat16", "optimize, int8"
 EXACT = (ATTENTION, OURS)
+ALONE = (STOCK, OURS, BFLOAT16, INT8)  # also in processes of their own
 PASSES = ("forward", "training")
-OWN_ROUNDS = 3  # times as many rounds in a process of its own, which is not in turns with others
 LARGEST_ERROR = 1e-5
 PROTOCOL = (
     "CPU seconds of the process (time.process_time), variants in turns, the median of the rounds after the first; of "
@@ -355,7 +353,7 @@ def alone(family: str, variant: str, cases: list[str], rounds: int) -> dict:
     """
     stock, batches = model_of(family).eval(), batches_of(family, PADDED)
     with contextlib.closing(runtimes(stock, batches_of(family, SORTED))) as graphs:
-        if variant in (STOCK, ATTENTION, OURS, BFLOAT16, INT8):
+        if variant in ALONE:
             run = forward(stock if variant == STOCK else changed(stock, variant))
         else:
             run = next(make for name, make in graphs if name == variant)()
@@ -365,11 +363,11 @@ def alone(family: str, variant: str, cases: list[str], rounds: int) -> dict:
     ctypes.CDLL(None).malloc_trim(0)  # what was needed to make it
     reset_peak_memory()
     run(batches[0])
-    largest, seconds = peak_memory(), {}
-    for case in cases:
-        calls = {case: encoding(run, batches_of(family, case))}
-        seconds |= time_in_turns(calls, OWN_ROUNDS * rounds, time.perf_counter)
-        calls.clear()
+    largest = peak_memory()
+    seconds = {
+        case: time_in_turns({case: encoding(run, batches_of(family, case))}, 3 * rounds, time.perf_counter)[case]
+        for case in cases
+    }
     del run
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -378,11 +376,9 @@ def alone(family: str, variant: str, cases: list[str], rounds: int) -> dict:
 
 
 def measure_alone(family: str, args: argparse.Namespace, run: dict) -> None:
-    """Times by several threads: in processes of their own, since idle threads of one variant slow down another."""
-    names = [STOCK, OURS, BFLOAT16, INT8]
-    if args.peers:
-        with contextlib.closing(runtimes(model_of(family), batches_of(family, SORTED))) as graphs:
-            names += [name for name, _ in graphs]
+    """Memory, and times by several threads, in processes of their own: idle threads of a variant slow down others."""
+    with contextlib.closing(runtimes(model_of(family), batches_of(family, SORTED))) as graphs:
+        names = [*ALONE, *(name for name, _ in graphs if args.peers and name not in run["absent"])]
     options = ["--threads", str(args.threads), "--rounds", str(args.rounds), "--cases", *args.cases]
     found = {}
     for name in names:
@@ -391,7 +387,7 @@ def measure_alone(family: str, args: argparse.Namespace, run: dict) -> None:
         except RuntimeError as error:
             run["absent"][name] = str(error).strip().splitlines()[-1]
     run["forward_memory"] = {name: each["MB"] for name, each in found.items()}
-    for case in args.cases:
+    for case in args.cases if args.threads > 1 else ():
         seconds = {name: round(each["seconds"][case], 5) for name, each in found.items()}
         run["times"].append({"family": family, "case": case, "pass": "forward", "seconds": seconds, "errors": {}})
 
@@ -580,17 +576,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sts", type=Path, metavar="FILE", help="pairs of sentences for --models")
     parser.add_argument("--pairs", type=int, default=600, help="how many of them; half is what int8 looks at before")
     parser.add_argument("--label", default="", help="added to the names, so that results of other cases are kept")
-    parser.add_argument(
-        "--threads", type=positive_int, default=1, help="more than one: forward passes alone, by the clock"
-    )
-    parser.add_argument("--quick", action="store_true", help=f"one round, {' and '.join(QUICK)} alone")
+    parser.add_argument("--threads", type=positive_int, default=1, help="more than one: forward passes, by the clock")
     args = parser.parse_args()
     if args.models and args.sts is None:
         parser.error("--models needs --sts FILE: lines of score TAB sentence TAB sentence")
     args.peers = args.peers or args.families is None
     args.families = [first] if args.families is None else args.families or others
-    args.cases = QUICK if args.quick else args.cases
-    args.rounds = 1 if args.quick else args.rounds
     return args
 
 
@@ -603,7 +594,7 @@ def main() -> None:
         found = memory(family, variant, *longest) if longest else alone(family, variant, cases, args.rounds)
         print(json.dumps(found))
         return
-    path = args.out / ("cpu-encoder-quick" if args.quick else "cpu-encoder")
+    path = args.out / "cpu-encoder"
     results = stored(path) or {"families": {}}  # other families and machines are kept
     about = {**environment(), "protocol": PROTOCOL, "packages": versions() if args.peers or args.models else {}}
     for folder in args.models or ():
@@ -615,20 +606,14 @@ def main() -> None:
     for family in () if args.models else args.families:
         run: dict = {"environment": about, "absent": {}, "times": [], "longest": args.cases[-1], "memory": {}}
         results["families"][f"{family}{args.label} / {machine(about)}"] = run
-        if args.threads > 1:
-            measure_alone(family, args, run)
-            write_report(path, results, card(results))
-            continue
-        for row in measure(family, args.cases, args.rounds, args.peers, run["absent"]):
+        rows = measure(family, args.cases, args.rounds, args.peers, run["absent"]) if args.threads == 1 else ()
+        for row in rows:
             print(json.dumps(row, ensure_ascii=False), file=sys.stderr)
             run["times"].append(row)
             write_report(path, results, card(results))
-        if args.peers and not args.quick:
-            names = [name for name in run["times"][0]["seconds"] if name != COMPILED]
-            run["forward_memory"] = {
-                name: run_worker(sys.executable, __file__, "--worker", f"{family}/{name}")["MB"] for name in names
-            }
-        if not (args.quick or args.label):
+        if args.threads > 1 or args.peers:
+            measure_alone(family, args, run)
+        if not args.label:
             run["memory"] = {
                 variant: run_worker(sys.executable, __file__, "--worker", f"{family}/{variant}/{run['longest']}")
                 for variant in (STOCK, OURS)

@@ -10,8 +10,6 @@ from typing import Any
 from torch.utils.data import SequentialSampler
 from transformers import AutoConfig, PreTrainedModel, Trainer, TrainingArguments, set_seed
 
-from hf_relpos.files import write_json
-
 
 # Fields of config.json that make another model of the same weights, or need other weights.
 SHAPE = ("model_type", "position_embedding_type", "position_options", "attention_window", "hidden_size")
@@ -36,11 +34,10 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
     return str(found[max(steps, key=int)]) if steps else None
 
 
-def start(args: TrainingArguments, own_checkpoints: bool = False, predicts: bool = False) -> str | None:
+def start(args: TrainingArguments, predicts: bool = False) -> str | None:
     """Log to the terminal, seed the generators, and find the checkpoint to go on from, if there is one.
 
     Args:
-        own_checkpoints: the recipe has rules of its own for what may be in the output folder.
         predicts: the recipe has --do_predict.
 
     Raises:
@@ -56,7 +53,7 @@ def start(args: TrainingArguments, own_checkpoints: bool = False, predicts: bool
     checkpoint = args.resume_from_checkpoint
     if checkpoint is not None and not Path(checkpoint, "trainer_state.json").is_file():
         raise ValueError(f"--resume_from_checkpoint {checkpoint}: is no checkpoint of a Trainer; give its folder")
-    if args.do_train and checkpoint is None and not own_checkpoints:
+    if args.do_train and checkpoint is None:
         checkpoint = last_checkpoint(folder)
         if checkpoint is None and folder.is_dir() and any(folder.iterdir()):
             raise ValueError(
@@ -135,12 +132,3 @@ def run(
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     return metrics
-
-
-def finish(args: TrainingArguments, split: str, metrics: Mapping[str, Any]) -> None:
-    """Write the figures of a run that has no Trainer to <split>_results.json, and add them to all_results.json."""
-    folder = Path(args.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{split}_results.json", metrics)
-    every = folder / "all_results.json"
-    write_json(every, {**(json.loads(every.read_text("utf-8")) if every.is_file() else {}), **metrics})
