@@ -41,7 +41,8 @@ from torch import nn
 from hf_relpos import optimize
 from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.cpu_gemm import Library
-from hf_relpos.live import attention, check, encoder as live_encoder, levels, probe
+from hf_relpos.live import attention, check, encoder as live_encoder, probe
+from hf_relpos.live.substitute import substitute_class
 
 
 optimize_module = importlib.import_module(optimize.__module__)
@@ -263,15 +264,14 @@ def test_optimize_obeys_the_dropout_modules(name, seed):
 
 
 def padding_by_the_mask_alone(patch: pytest.MonkeyPatch) -> None:
-    for place in (live_encoder, levels):
-        patch.setattr(place, "is_padding", lambda setup, ids, real: ids is not None)
+    patch.setattr(live_encoder, "is_padding", lambda setup, ids, real: ids is not None)
 
 
 def keywords_by_the_signature(patch: pytest.MonkeyPatch) -> None:
     run = live_encoder.run
 
     def strict(encoder, forward, setup, args, kwargs):
-        unknown = kwargs.keys() - set(live_encoder.parameters_of(forward)[0])
+        unknown = kwargs.keys() - set(live_encoder.parameters_of(type(encoder).forward)[0])
         if unknown:
             raise TypeError(f"unexpected keywords: {unknown}")
         return run(encoder, forward, setup, args, kwargs)
@@ -280,13 +280,13 @@ def keywords_by_the_signature(patch: pytest.MonkeyPatch) -> None:
 
 
 def signature_of_the_wrapper(patch: pytest.MonkeyPatch) -> None:
-    def unsigned(stock):
-        made = live_encoder.optimized_class(stock)
+    def unsigned(stock, methods):
+        made = substitute_class(stock, methods)
         return type(
             made.__name__, (made,), {"forward": lambda self, *args, **kwargs: made.forward(self, *args, **kwargs)}
         )
 
-    patch.setattr(check, "optimized_class", unsigned)
+    patch.setattr(check, "substitute_class", unsigned)
 
 
 def bases_by_the_longest_row(patch: pytest.MonkeyPatch) -> None:

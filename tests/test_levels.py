@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+from abc import ABC
 
 import pytest
 import torch
@@ -111,8 +112,11 @@ class Centred(RemoteModel):
         return (states - states[attention_mask != 0].mean(0) if self.training else states,)
 
 
-class Named(RemoteModel):
-    """Has a dict of states, vectors and numbers of rows, arguments by name alone, and a list of what it was asked."""
+class Named(ABC, RemoteModel):
+    """Has a dict of states, vectors and numbers of rows, arguments by name alone, and a list of what it was asked.
+
+    Its first base gives objects another layout.
+    """
 
     def __init__(self, config):
         super().__init__(config)

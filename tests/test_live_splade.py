@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 import hf_relpos
 from hf_relpos.live.splade import Logits, VocabularyHead
+from hf_relpos.live.substitute import MADE_OF
 
 
 WORDS = 50
@@ -53,7 +54,7 @@ def test_optimize_splade_outputs(options, left, monkeypatch):
             torch.testing.assert_close(each(**inputs)["sentence_embedding"], expected, rtol=0, atol=1e-5)
     handle.undo()
     assert type(model.model.cls.predictions.decoder) is torch.nn.Linear
-    assert not hasattr(type(model.pooling), "hf_relpos_stock")
+    assert not hasattr(model.pooling, MADE_OF)
 
 
 def test_optimize_splade_logits_for_other_readers():

@@ -110,7 +110,7 @@ def test_nothing_is_imported_by_a_name_of_the_caller():
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and named_module(node, name).startswith("*")
     }
-    assert found <= {ROOT.name, f"{ROOT.name}.host.declarations", f"{ROOT.name}.host.live"}
+    assert found <= {ROOT.name, f"{ROOT.name}.host.declarations"}
 
 
 def test_no_circles():

@@ -227,7 +227,7 @@ def linear(
     Returns:
         (…, E).
     """
-    if not _is_plain(rows, weight, bias):
+    if not is_plain(rows, weight, bias):
         return nn.functional.linear(rows, weight, bias)
     count, gradients = rows.shape[:-1].numel(), has_gradients(rows, weight, bias)
     if layer is not None and not gradients and count <= packed_rows():
@@ -248,7 +248,7 @@ def has_gradients(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
-def _is_plain(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def is_plain(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether oneDNN may compute a product of these tensors."""
     return (
         not is_traced()

@@ -31,6 +31,7 @@ from transformers.models.bert.modeling_bert import (
     BertSelfAttention,
     BertSelfOutput,
 )
+from transformers.utils import output_capturing
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_fake_tensor
 from transformers.utils.output_capturing import capture_outputs
@@ -87,6 +88,11 @@ def one_cache(cache: Any, past_key_values: Any) -> Any:
     if cache is not None and past_key_values is not None:
         raise ValueError("cache and past_key_values are two names of one argument; give one of them")
     return past_key_values if cache is None else cache
+
+
+def collects_outputs() -> bool:
+    """Whether the call that is running collects the states or weights of single layers."""
+    return bool(output_capturing._active_collector.get())
 
 
 def has_cache(keywords: Mapping[str, Any]) -> bool:

@@ -1,6 +1,5 @@
 """Common parts of the accelerated attention modules: they map the states of a stock module to an attention call."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,9 +123,3 @@ def attend_as_stock(
 def rate_of(dropout: nn.Dropout) -> float:
     """The probability with which a module drops values now; it may be in training where its parent is not."""
     return dropout.p if dropout.training else 0.0
-
-
-def in_single_precision(number: float) -> float:
-    """Round a number to float32, in which stock modules keep their scale."""
-    mantissa, exponent = math.frexp(number)
-    return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)

@@ -81,7 +81,7 @@ def call(
     """The outputs of an encoder for a batch, part by part.
 
     Args:
-        forward: of the encoder.
+        forward: of the encoder, which takes its arguments as a dict.
         given: its arguments.
         by_token: names of those that are tensors (B, L, …).
         by_row: names of those that are tensors (B, …).
@@ -98,7 +98,7 @@ def call(
     for part in parts:
         own = {name: given[name][part.rows][:, part.columns] for name in by_token}
         own |= {name: given[name][part.rows] for name in by_row}
-        outputs.append(forward(**{**given, **own}))
+        outputs.append(forward({**given, **own}))
     return _together(outputs, real, parts)
 
 
@@ -128,11 +128,6 @@ def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Par
             raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
     out = first.new_zeros(batch, *((length, *first.shape[2:]) if by_token else first.shape[1:]))
     for each, part in zip(tensors, parts, strict=True):
-        if not by_token:
-            out[part.rows] = each
-            continue
-        hidden = ~real[part.rows, part.columns]
-        if bool(hidden.any()):
-            each = each.masked_fill(hidden.reshape(*hidden.shape, *(1,) * (each.dim() - 2)), 0)
-        out[part.rows, part.columns] = each
-    return out
+        out[(part.rows, part.columns) if by_token else part.rows] = each
+    hidden = ~real.reshape(batch, length, *(1,) * (out.dim() - 2))
+    return out.masked_fill_(hidden, 0) if by_token else out

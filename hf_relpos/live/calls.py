@@ -29,8 +29,7 @@ class _Calls:
                 self.depths[thread] -= 1
                 if not self.depths[thread]:
                     del self.depths[thread]
-                    if self.changing is not None:
-                        self.changed.notify_all()
+                    self.changed.notify_all()
 
     @contextmanager
     def none(self) -> Iterator[None]:

@@ -9,30 +9,31 @@ nothing of it.
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..host.transformers import CACHE_NAMES
+from ..models.modeling_relpos_bert import RelPosBertModel
 from . import contract
 from .arguments import parameters_of
-from .encoder import SETUP, Level, Setup, optimized_class, plan_of
+from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of, without_dropout
+from .probe import SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
+from .substitute import substitute_class
 
 
-# Lengths of the rows, in several groups; of encoders with more parameters than `LARGE` the second ones.
-LENGTHS, FEWER_LENGTHS, LARGE = (20, 9, 5, 3), (18, 4, 3), 400_000_000
+LENGTHS = (20, 9, 5, 3)  # of the rows, in several groups
 # Windows up to this size are met by a row that is longer; wider ones are left to the mask functions.
 WIDEST_WINDOW = 256
-# Rotations whose angles depend on the length of the batch, as Transformers calls them.
+# Rotations whose angles depend on the length of the batch. Those of remote code are found by `with_length`.
 BY_BATCH = ("dynamic", "longrope")
-# In names of classes and fields of remote code that do likewise.
-BY_BATCH_NAMES = ("dynamic", "ntk", "longrope")
 # Seconds that a call of a few tokens may take. Scans that pad to whole chunks take minutes where they have no kernels.
 SLOW = 10.0
 
@@ -59,11 +60,7 @@ def rotations_by_batch(encoder: nn.Module) -> int | None:
                 parameters: Any = getattr(config, "rope_parameters", None) or {}
                 trained = (parameters.get(layer) or parameters).get("original_max_position_embeddings")
                 limits += [trained] if trained else []
-        name = type(part).__name__.lower()
-        if kinds is None and ("rotary" in name or "rope" in name) and any(each in name for each in BY_BATCH_NAMES):
-            trained = getattr(config, "max_trained_positions", None) or getattr(config, "max_position_embeddings", 0)
-            limits.append(trained)
-    return min(limits) if limits else None
+    return min(limits, default=None)
 
 
 def sparse_from(config: Any) -> int | None:
@@ -77,10 +74,8 @@ def sparse_from(config: Any) -> int | None:
         return math.prod(each for each in values if each) if all(isinstance(each, int) for each in values) else None
 
     limits = [product("index_topk"), product("keep_window_size"), product("index_topk_blocks", "index_block_size")]
-    if getattr(config, "attention_type", None) == "block_sparse":
-        limits.append(
-            (5 + 2 * config.num_random_blocks) * config.block_size
-        )  # BigBird's full attention is up to these
+    if getattr(config, "attention_type", None) == "block_sparse":  # BigBird's is full up to these
+        limits.append((5 + 2 * config.num_random_blocks) * config.block_size)
     return min((each + 1 for each in limits if each), default=None)
 
 
@@ -92,24 +87,18 @@ def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
     Args:
         batch: rows of the call, which bound those of the check, and so its memory.
     """
-    stock, trial = shadow(encoder), shadow(encoder)
+    stock, trial = shadow(encoder, has_memory=False), shadow(encoder, has_memory=False)
     del vars(stock)[SETUP]
     vars(trial)[SETUP] = replace(setup, checked=None, is_trial=True)
     most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
     step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
-    longer = min(-(-length // step) * step, max(most, length))
-    for size in dict.fromkeys((longer, length)):
-        probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides, setup.trusts_mask)
-        inputs = probe.inputs(encoder)
-        try:
-            worst = probe.differences(outputs_of(trial, inputs), outputs_of(stock, inputs))
-        except Exception:  # of a model that ends before
-            continue
-        if max(worst.values()) <= tolerance_of(encoder):
+    size = min(-(-length // step) * step, max(most, length))
+    probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides, setup.trusts_mask)
+    found = replace(setup, checked=None, trained=(setup.checked or 0) + 1)
+    with suppress(Exception):  # of a model that ends before
+        expected = outputs_of(stock, probe.inputs)
+        if probe.agreement(trial, expected, tolerance_of(encoder), probe.inputs)[0] == setup.sides:
             found = replace(setup, checked=size)
-            break
-    else:
-        found = replace(setup, checked=None, trained=(setup.checked or 0) + 1)
     vars(encoder)[SETUP] = found
     return found
 
@@ -126,7 +115,8 @@ class Check:
             pads, trusts_mask: as of `Setup`.
             own: the parts for its class.
         """
-        self.trial, self.own, self.tolerance = shadow(encoder), own, tolerance_of(encoder)
+        self.encoder, self.own, self.tolerance = encoder, own, tolerance_of(encoder)
+        self.trial = shadow(encoder, has_memory=False)
         self.names, _ = parameters_of(type(encoder).forward)
         config = getattr(encoder, "config", None)
         known, foreign = kinds_in(encoder)
@@ -140,18 +130,15 @@ class Check:
             is_trial=True,
         )
         self.levels: tuple[Level, ...] = ("by length",)
-        if not foreign and own is not None:
-            self.levels = (own.level, "by length")
-        elif not foreign and getattr(config, "_attn_implementation", None) in (contract.DELEGATE, contract.NAME):
-            self.levels = ("contract", "by length")
+        attention = getattr(config, "_attn_implementation", None)
+        if not foreign and (own is not None or attention in (contract.DELEGATE, contract.NAME)):
+            self.levels = ("contract" if own is None else own.level, "by length")
         self.is_foreign = bool(foreign)
-        parameters = sum(each.numel() for each in encoder.parameters())
-        lengths: tuple[int, ...] = FEWER_LENGTHS if parameters > LARGE else LENGTHS
-        window = getattr(config, "sliding_window", None)
-        if isinstance(window, int) and lengths[0] < window + 2 <= WIDEST_WINDOW:
-            lengths = (window + 2, *lengths[1:])
+        window, longest = getattr(config, "sliding_window", None), LENGTHS[0]
+        if isinstance(window, int) and longest < window + 2 <= WIDEST_WINDOW:
+            longest = window + 2
         self.two_sided = None if any(getattr(part, "is_causal", False) for part in modules_in(encoder)) else window
-        self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in lengths)
+        self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in (longest, *LENGTHS[1:]))
 
     def setup(self) -> Setup | str:
         """The setup of the first level that agrees; or why none does."""
@@ -160,8 +147,7 @@ class Check:
         begin = time.perf_counter()
         try:
             self.probe = Probe(self.trial, self.lengths, self.base.pads, SIDES, self.base.trusts_mask)
-            self.inputs = self.probe.inputs(self.trial)
-            expected = outputs_of(self.trial, self.inputs)
+            expected = outputs_of(self.trial, self.probe.inputs)
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
         if (seconds := time.perf_counter() - begin) > SLOW:
@@ -172,13 +158,12 @@ class Check:
             window = self.two_sided if level == "contract" else None
             best = self._best(replace(base, level=level, window=window), expected)
             if not best.sides:
-                reasons.append(
-                    f"{level} {best.difference:.0e}" if math.isfinite(best.difference) else f"{level} fails"
-                )
+                is_computed = math.isfinite(best.difference)
+                reasons.append(f"{level} {best.difference:.0e}" if is_computed else f"{level} fails")
                 continue
             if level == "by length":
-                again = self.probe.differences(outputs_of(self.trial, self.inputs, seed=1), expected)
-                if not max(again.values()) <= self.tolerance:
+                again = outputs_of(self.trial, self.probe.inputs, seed=1)
+                if differences(again, expected, self.probe.real).max() > self.tolerance:
                     return "its own outputs differ from call to call: it draws random numbers, or has a state"
             if self.is_foreign:
                 best = replace(best, trains=self._trains(best), checked=self.lengths[0], recheck=with_length)
@@ -186,12 +171,12 @@ class Check:
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:
-        if self.inputs.keys().isdisjoint(MEMORIES):
+        if not {"use_cache", "use_mems"} & {*self.names}:
             return False
-        short = {name: each[:1, :2] for name, each in self.inputs.items() if name not in MEMORIES}
+        short = {name: each[:1, :2] for name, each in self.probe.inputs.items()}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                outputs = self.trial(**short)
+                outputs = shadow(self.encoder)(**short)
         except Exception:  # of caches that have no place for the keys and values of its layers
             return True
         found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
@@ -200,7 +185,7 @@ class Check:
     def _trains(self, setup: Setup) -> bool:
         """Whether a setup agrees in training, too, where code of others may read all rows of a batch."""
         try:
-            expected = outputs_of(without_dropout(self.trial), self.inputs)
+            expected = outputs_of(without_dropout(self.trial), self.probe.inputs)
         except Exception:  # of models that ask for labels then
             return False
         found = self._tried(replace(setup, sides=SIDES), expected, without_dropout(self.trial))
@@ -221,27 +206,23 @@ class Check:
     def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
         apply_to(trial, setup, self.own)
-        failed = replace(setup, sides=(), difference=math.inf)
-        if plan_of(trial, setup, self.names, self.inputs) is None:
-            return failed
-        try:
-            worst = self.probe.differences(outputs_of(trial, self.inputs), expected)
-        except Exception:  # of the encoder's code, which may expect what a level does not give
-            return failed
-        sides = tuple(side for side in SIDES if worst[side] <= self.tolerance)
-        difference = max(worst[side] for side in sides) if sides else min(worst.values())
+        if plan_of(trial, setup, self.names, self.probe.inputs) is None:
+            return replace(setup, sides=(), difference=math.inf)
+        sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.probe.inputs)
         return replace(setup, sides=sides, difference=difference)
 
 
-def apply_to(encoder: Any, setup: Setup, own: OwnParts | None = None) -> list[nn.Module]:
-    """Let the forward of an encoder follow a setup; returns the modules that were changed."""
-    changed = own.give(encoder) if own is not None and setup.level == own.level else []
-    kind: Any = type(encoder)
-    encoder.__class__ = optimized_class(kind)
+def apply_to(encoder: Any, setup: Setup, own: OwnParts | None = None) -> None:
+    """Let the forward of an encoder follow a setup."""
+    if isinstance(encoder, RelPosBertModel):
+        encoder.can_unpad = partial(may_unpad, setup)
+        return
+    if own is not None and setup.level == own.level:
+        own.give(encoder)
+    encoder.__class__ = substitute_class(type(encoder), optimized_forward)
     vars(encoder)[SETUP] = setup
     if setup.level == "contract":
         for part in modules_in(encoder):
             config: Any = getattr(part, "config", None)
             if getattr(config, "_attn_implementation_internal", None) == contract.DELEGATE:
                 config._attn_implementation_internal = contract.NAME
-    return [*changed, encoder]

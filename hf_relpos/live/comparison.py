@@ -4,7 +4,6 @@ What is measured is a copy of the model that shares its weights, in evaluation m
 thread may be calling or training, is left alone.
 """
 
-import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .arguments import parameters_of
 from .find import tokenizer_of
-from .probe import Probe, padding_tokens
+from .probe import Probe, padding_tokens, tensors_in
 from .shadow import shadow
 
 
@@ -104,10 +104,7 @@ class Comparison:
     @torch.no_grad()
     def outputs(self, model: nn.Module) -> torch.Tensor:
         """Logits (B, C), or states of all positions (B, L, C)."""
-        found = model(**self.batch)
-        values = found.values() if isinstance(found, Mapping) else [found] if torch.is_tensor(found) else found
-        out: torch.Tensor = next(each for each in values if torch.is_tensor(each) and each.dim() > 1)
-        return out
+        return next(each for _, each in tensors_in(model(**self.batch)) if each.dim() > 1)
 
     def agreement(self, model: nn.Module, in_float32: tuple[str, ...] = ()) -> Agreement:
         """Of the outputs of a copy with those before."""
@@ -143,24 +140,21 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
         texts = [sample] if isinstance(sample, str) else list(sample)
         if not texts:
             raise ValueError("sample = []: give at least one text, or leave it out")
-        known = inspect.signature(model.forward).parameters
+        names, takes_others = parameters_of(type(model).forward)
         found = {name: each for name, each in _tokenized(owner, root, texts).items() if torch.is_tensor(each)}
-        return {name: each for name, each in found.items() if name in known or "kwargs" in known}, "the given texts"
+        return {name: each for name, each in found.items() if name in names or takes_others}, "the given texts"
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(SHORTEST, LONGEST + 1, (ROWS,), generator=generator).sort(descending=True).values
     probe = Probe(model, lengths.tolist(), padding_tokens(None, model), ("right",))
     return {"input_ids": probe.ids, "attention_mask": probe.real.long()}, "random tokens"
 
 
-def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Mapping[str, Any]:
+def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Any:
     """What the tokenizer of a model makes of texts, wherever the model or what is around it has one."""
     tokenizer = tokenizer_of(owner, root)
     if callable(tokenizer):
         most = getattr(root, "max_seq_length", None) or min(tokenizer.model_max_length, 512)
-        found: Mapping[str, Any] = tokenizer(
-            texts, padding=True, truncation=True, max_length=most, return_tensors="pt"
-        )
-        return found
+        return tokenizer(texts, padding=True, truncation=True, max_length=most, return_tensors="pt")
     for holder in (owner, root):
         if callable(tokenize := getattr(holder, "tokenize", None)) and isinstance(made := tokenize(texts), Mapping):
             return made
@@ -179,6 +173,5 @@ def _same_decisions(model: PreTrainedModel, found: torch.Tensor, expected: torch
     """The share of rows with the same decision, for models that decide on rows."""
     if "Classification" not in type(model).__name__ or "Token" in type(model).__name__:
         return None
-    if found.shape[1] == 1:
-        return float(((found > 0) == (expected > 0)).double().mean())
-    return float((found.argmax(1) == expected.argmax(1)).double().mean())
+    ours, theirs = (each > 0 if each.shape[1] == 1 else each.argmax(1) for each in (found, expected))
+    return float((ours == theirs).double().mean())

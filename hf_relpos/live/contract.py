@@ -46,18 +46,16 @@ class GroupMask:
         return self
 
     @classmethod
-    def of(cls, batch: Batch, mask_function: Any, **rest: Any) -> "GroupMask":
+    def of(cls, batch: Batch, given: Mapping[str, Any]) -> "GroupMask":
         """The masks of the groups.
 
         Args:
-            mask_function: from indices of batch, head, query and key to whether the query sees the key.
-            rest: further arguments of Transformers' mask functions.
+            given: arguments of Transformers' mask functions; "mask_function" is the one from indices of batch, head,
+                query and key to whether the query sees the key.
         """
-        local, longest = rest.get("local_size"), batch.groups[0].length
+        mask_function, local, longest = given.get("mask_function"), given.get("local_size"), batch.groups[0].length
         window = window_of(mask_function, local) if local and longest > local else None
         is_plain = getattr(mask_function, "__name__", "") == "bidirectional_mask_function"
-        for name in ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "attention_mask"):
-            rest.pop(name, None)
         masks: list[torch.Tensor | SlidingWindowMask | None] = []
         for group in batch.groups:
             length, is_token = group.length, None if group.visible is None else group.visible[:, 0, 0]
@@ -67,18 +65,9 @@ class GroupMask:
                 device = group.rows.device
                 masks.append(SlidingWindowMask(length, length, window, device, global_tokens=(), is_token=is_token))
             else:
-                masks.append(
-                    ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](
-                        batch_size=len(group.rows),
-                        q_length=length,
-                        kv_length=length,
-                        q_offset=0,
-                        kv_offset=0,
-                        mask_function=mask_function,
-                        attention_mask=is_token,
-                        **rest,
-                    )
-                )
+                sizes = {"batch_size": len(group.rows), "q_length": length, "kv_length": length}
+                own = {**given, **sizes, "q_offset": 0, "kv_offset": 0, "attention_mask": is_token}
+                masks.append(ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](**own))
         return cls(batch, tuple(masks))
 
 
@@ -101,14 +90,12 @@ def window_of(mask_function: Any, about: int) -> int | None:
     return window if 0 < window <= about and all(map(torch.equal, seen, near)) else None
 
 
-def make_mask(*args: Any, mask_function: Any = None, **kwargs: Any) -> Any:
+def make_mask(*args: Any, **kwargs: Any) -> Any:
     """The mask function: the running batch's `GroupMask`, or Transformers' own mask."""
     batch = take_batch()
     if batch is None:
-        if mask_function is not None:
-            kwargs["mask_function"] = mask_function
         return ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](*args, **kwargs)
-    return GroupMask.of(batch, mask_function, **kwargs)
+    return GroupMask.of(batch, kwargs)
 
 
 def attend(
@@ -161,7 +148,7 @@ def call(encoder: Any, forward: Any, given: dict[str, Any], by_token: Iterable[s
     """The outputs of an encoder; states of padding are zeros.
 
     Args:
-        forward: of the encoder's class.
+        forward: of the encoder's class, bound to it.
         given: its arguments by name.
         by_token: names of those that are tensors (B, L, …).
 
@@ -172,7 +159,7 @@ def call(encoder: Any, forward: Any, given: dict[str, Any], by_token: Iterable[s
     # with a mask, position ids that begin again are not taken for documents in a row
     inside["attention_mask"] = torch.ones(1, len(batch.indices), dtype=torch.long)
     with running(batch) as found:
-        outputs = forward(encoder, **{**given, **inside})
+        outputs = forward(**{**given, **inside})
     fields = {name for name in outputs if outputs[name] is not None} if isinstance(outputs, Mapping) else set()
     if not found.is_used or not {"last_hidden_state"} <= fields <= {"last_hidden_state", "pooler_output"}:
         raise MismatchError(f"{type(encoder).__name__} has other masks or outputs than the contract")

@@ -13,25 +13,18 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..host.live import (
-    DebertaEncoder,
-    DebertaSelfAttention,
-    DebertaV2Encoder,
-    DisentangledSelfAttention,
-    make_log_bucket_position,
-)
-from ..schemes.deberta import KINDS, disentangled_terms, rows_in_use
-from .attention import BatchAttention, attend_to_batch, in_single_precision, offsets_in, split_heads
+from ..schemes.deberta import KINDS, disentangled_terms, in_float32, rows_in_use
+from .attention import BatchAttention, attend_to_batch, offsets_in, split_heads
 from .batch import Batch, MismatchError, PaddedBatch, take_batch
+from .substitute import stock_file
 
 
-class _Stack:
-    """What both encoders make once for all layers: the mask, and the row of P of each offset."""
+class Stack:
+    """Of the layers of either version, for all of which it makes the mask, and the row of P of each offset."""
 
-    def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | Batch:
+    def get_attention_mask(self, attention_mask: torch.Tensor) -> Any:
         """The running batch; else as stock."""
-        found: torch.Tensor | Batch = take_batch() or super().get_attention_mask(attention_mask)  # type: ignore[misc]
-        return found
+        return take_batch() or super().get_attention_mask(attention_mask)  # type: ignore[misc]
 
     def get_rel_pos(self: Any, hidden_states: torch.Tensor, query_states: Any = None, relative_pos: Any = None) -> Any:
         """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; else as in stock."""
@@ -42,21 +35,13 @@ class _Stack:
         span = self.max_relative_positions
         buckets = getattr(self, "position_buckets", -1)
         if buckets > 0:
-            distance = make_log_bucket_position(distance, buckets, span).long()
+            distance = stock_file(self).make_log_bucket_position(distance, buckets, span).long()
             span = buckets
         return (distance + span).clamp(0, 2 * span - 1)
 
 
-class AcceleratedDebertaV2Encoder(_Stack, DebertaV2Encoder):
-    """`DebertaV2Encoder` without L·L matrices."""
-
-
-class AcceleratedDebertaEncoder(_Stack, DebertaEncoder):
-    """`DebertaEncoder` without L·L matrices."""
-
-
 class _SelfAttention(BatchAttention):
-    """Self-attention with our backends, to be put before the stock class of either version."""
+    """Self-attention of either version with our backends."""
 
     def attend(
         self: Any,
@@ -89,7 +74,7 @@ class _SelfAttention(BatchAttention):
             rel_embeddings: P, (2·span, D).
         """
         count, key_projection, query_projection = self.position_projections()
-        scale = 1 / in_single_precision(math.sqrt(self.attention_head_size * (1 + count)))
+        scale = 1 / in_float32(math.sqrt(self.attention_head_size * (1 + count)))
         if row_of_offset is None or rel_embeddings is None or not count:
             return Terms(scale=scale)
         buckets = getattr(self, "position_buckets", -1)
@@ -101,37 +86,37 @@ class _SelfAttention(BatchAttention):
         return replace(found, scale=scale)
 
 
-class AcceleratedDisentangledSelfAttention(_SelfAttention, DisentangledSelfAttention):
-    """Self-attention of DeBERTa v2 and v3 with our backends."""
+class SelfAttention(_SelfAttention):
+    """Of DeBERTa v2 and v3."""
 
-    def position_projections(self) -> tuple[int, nn.Module | None, nn.Module | None]:
+    def position_projections(self: Any) -> tuple[int, nn.Module | None, nn.Module | None]:
         """The number of position terms, and the projections for A and B."""
         kinds = [kind for kind in KINDS if kind in self.pos_att_type]
         key = self.key_proj if self.share_att_key else getattr(self, "pos_key_proj", None)
         query = self.query_proj if self.share_att_key else getattr(self, "pos_query_proj", None)
         return len(kinds), key if "c2p" in kinds else None, query if "p2c" in kinds else None
 
-    def project(self, states: torch.Tensor) -> list[torch.Tensor]:
+    def project(self: Any, states: torch.Tensor) -> list[torch.Tensor]:
         """What `heads_of` takes, (B, L, E) each."""
         return [projection(states) for projection in (self.query_proj, self.key_proj, self.value_proj)]
 
-    def heads_of(self, *vectors: torch.Tensor) -> list[torch.Tensor]:
+    def heads_of(self: Any, *vectors: torch.Tensor) -> list[torch.Tensor]:
         """Query, key and value, (B, H, L, d)."""
         return split_heads(self.num_attention_heads, *vectors)
 
 
-class AcceleratedDebertaSelfAttention(_SelfAttention, DebertaSelfAttention):
-    """Self-attention of DeBERTa v1 with our backends."""
+class FirstSelfAttention(_SelfAttention):
+    """Of DeBERTa v1."""
 
-    def position_projections(self) -> tuple[int, nn.Module | None, nn.Module | None]:
+    def position_projections(self: Any) -> tuple[int, nn.Module | None, nn.Module | None]:
         """The number of position terms, and the projections for A and B."""
         return len(self.pos_att_type), getattr(self, "pos_proj", None), getattr(self, "pos_q_proj", None)
 
-    def project(self, states: torch.Tensor) -> list[torch.Tensor]:
+    def project(self: Any, states: torch.Tensor) -> list[torch.Tensor]:
         """What `heads_of` takes."""
         return [self.in_proj(states)]
 
-    def heads_of(self, projected: torch.Tensor) -> list[torch.Tensor]:
+    def heads_of(self: Any, projected: torch.Tensor) -> list[torch.Tensor]:
         """Query, key and value, (B, H, L, d)."""
         heads = self.num_attention_heads
         query, key, value = split_heads(heads, projected)[0].chunk(3, dim=-1)

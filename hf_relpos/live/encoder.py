@@ -10,16 +10,15 @@ from torch import nn
 
 from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import UnpaddedBatch
-from ..host.live import collects_outputs
-from ..host.transformers import CACHE_NAMES
+from ..host.transformers import CACHE_NAMES, collects_outputs
+from ..models.sequence import Rows
 from . import by_length, contract
 from .arguments import parameters_of, wants
 from .attention import prefer_backend
 from .batch import Batch, MismatchError, PaddedBatch, running
 from .calls import CALLS
-from .foreign import foreign_part, has_stock_attention
+from .foreign import foreign_part, has_stock_attention, is_watched
 from .own import Padded
-from .substitute import substitute_class
 
 
 Level = Literal["contract", "own", "by length"]
@@ -64,7 +63,7 @@ class Setup:
             are compared when they come. None for an encoder of Transformers alone.
         recheck: the function of encoder, setup, rows and length that compares them, and returns the next setup.
         trains: whether its outputs in training depend on each row alone, dropout aside.
-        trusted: classes and code of others that were inside when the level was checked; None if it was not.
+        trusted: classes, and code of others, that were inside when the level was checked.
         is_trial: whether the setup is tried on a few rows: these are cut into several parts, and code of others is
             passed over.
         difference: from Transformers at tokens, as a share of the largest value.
@@ -82,7 +81,7 @@ class Setup:
     checked: int | None = None
     recheck: Any = None
     trains: bool = True
-    trusted: frozenset[Any] | None = None
+    trusted: frozenset[Any] = frozenset()
     is_trial: bool = False
     difference: float = 0.0
 
@@ -91,45 +90,44 @@ class Setup:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without code, of which there are no pickles."""
-        return {**vars(self), "trusted": self.trusted and frozenset(filter(inspect.isclass, self.trusted))}
+        return {**vars(self), "trusted": frozenset(filter(inspect.isclass, self.trusted))}
 
 
-def optimized_class(stock: Any) -> type[nn.Module]:
-    """The subclass of an encoder's class whose calls are computed as its `Setup` says."""
-    return substitute_class(stock, _optimized_forward)
+def optimized_forward(encoder: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The forward of an encoder whose calls are computed as its `Setup` says.
 
-
-def _optimized_forward(stock: Any) -> Any:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_traced():
-            return stock.forward(self, *args, **kwargs)
-        with CALLS.inside():
-            setup = vars(self).get(SETUP)
-            if setup is None:
-                return stock.forward(self, *args, **kwargs)
-            return run(self, stock.forward, setup, args, kwargs)
-
-    return forward
+    Args:
+        forward: of its class.
+    """
+    if is_traced():
+        return forward(*args, **kwargs)
+    with CALLS.inside():
+        setup = vars(encoder).get(SETUP)  # there is none in calls that waited for `undo`
+        return forward(*args, **kwargs) if setup is None else run(encoder, forward, setup, args, kwargs)
 
 
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of an encoder, without its padding and by our attention where nothing speaks against it."""
-    names, takes_others = parameters_of(forward)
+    """A call of an encoder, without its padding and by our attention where nothing speaks against it.
+
+    Args:
+        forward: of its class, bound to it.
+    """
+    names, takes_others = parameters_of(type(encoder).forward)
     if len(args) > len(names):
-        return forward(encoder, *args, **kwargs)
+        return forward(*args, **kwargs)
     given = dict(zip(names, args, strict=False)) | kwargs
     plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
     if plan is not None and setup.checked is not None and plan.real.shape[1] > setup.checked and not setup.is_trial:
         setup = setup.recheck(encoder, setup, *plan.real.shape)
         plan = plan if setup.checked is not None else None
     if plan is None:
-        return forward(encoder, *args, **kwargs)
+        return forward(*args, **kwargs)
     try:
         return plan.call(encoder, forward, setup, given)
     except MismatchError:
         if setup.is_trial:  # or what is compared is Transformers with itself
             raise
-        return forward(encoder, *args, **kwargs)
+        return forward(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -161,22 +159,15 @@ class Plan:
         given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
         if isinstance(self.batch, PaddedBatch):
             with running(self.batch):
-                outputs = forward(encoder, **given)
+                outputs = forward(**given)
         elif self.batch is not None:
             outputs = contract.call(encoder, forward, given, by_token, self.batch)
         else:
             parts = by_length.parts_of(self.real, 0 if setup.is_trial else by_length.TOKENS_OF_A_CALL)
-            outputs = by_length.call(
-                functools.partial(run_part, encoder, forward, setup), given, by_token, self.by_row, self.real, parts
-            )
+            inner = replace(setup, sides=(), is_trial=True)  # what padding a part has stays
+            run_part = functools.partial(run, encoder, forward, inner, ())
+            outputs = by_length.call(run_part, given, by_token, self.by_row, self.real, parts)
         return outputs.to_tuple() if self.as_tuple and hasattr(outputs, "to_tuple") else outputs
-
-
-def run_part(encoder: Any, forward: Any, setup: Setup, **given: Any) -> Any:
-    """A call for rows of about the same length, with their padding."""
-    if setup.padded == "never":
-        return forward(encoder, **given)
-    return run(encoder, forward, replace(setup, sides=(), is_trial=True), (), given)
 
 
 def plan_of(
@@ -226,7 +217,7 @@ def plan_of(
         plan = Plan(real, PaddedBatch.of(real))
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
-    return replace(plan, as_tuple=takes_return_dict and asked is False)
+    return replace(plan, as_tuple=True) if takes_return_dict and asked is False else plan
 
 
 def reaches_attention(encoder: Any, setup: Setup) -> bool:
@@ -278,6 +269,21 @@ def is_padding(setup: Setup, ids: torch.Tensor | None, real: torch.Tensor) -> bo
         return False
     hidden = ids[~real]
     return bool(torch.isin(hidden, torch.tensor(setup.pads, dtype=hidden.dtype)).all())
+
+
+def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
+    """Whether an encoder of this package's own models may take padding out of the call that is running."""
+    if setup.is_trial:
+        return True
+    ids = rows.tokens if rows.tokens.dim() == 2 else None
+    return (
+        not is_traced()
+        and not collects_outputs()
+        and rows.key_mask is not None
+        and is_padding(setup, ids, rows.key_mask != 0)
+        and not is_watched(encoder)
+        and foreign_part(encoder, setup.trusted) is None
+    )
 
 
 def _by_shape(given: dict[str, Any], batch: int, length: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:

@@ -6,17 +6,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import parameters_of
 from .check import LENGTHS, apply_to
 from .encoder import Setup
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, outputs_of, tolerance_of
+from .probe import SIDES, Probe, outputs_of, tolerance_of
 from .shadow import shadow
 
 
-# Fields of a configuration that ask for keys and values, or XLNet's memory.
-MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
 # In the class names of heads that find spans: their softmax and loss are over all positions of a row.
 SPANS = "ForQuestionAnswering"
 
@@ -59,37 +56,17 @@ def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tupl
         return (), reader
     limit = min((each.setup.trained - 1 for each in inside if each.setup.trained is not None), default=LENGTHS[0])
     probe = Probe(inside[0].encoder, [min(each, limit) for each in LENGTHS], inside[0].setup.pads, common)
-    stock = _shadow(root, inside)
+    stock, trial = shadow(root, has_memory=False), shadow(root, has_memory=False)
     for inputs in _inputs(type(root), probe):
         try:
             expected = outputs_of(stock, *inputs)
         except Exception:  # another signature; the code of others raises what it likes
             continue
-        trial = _shadow(root, inside)
         for each in inside:
-            encoder = trial.get_submodule(each.name)
-            if isinstance(encoder, RelPosBertModel):
-                encoder.can_unpad = lambda *given: True
-            else:
-                apply_to(encoder, replace(each.setup, is_trial=True), each.own)
-        try:
-            worst = probe.differences(outputs_of(trial, *inputs), expected)
-        except Exception:
-            return (), reader
-        sides = tuple(side for side in common if worst[side] <= tolerance_of(root))
+            apply_to(trial.get_submodule(each.name), replace(each.setup, is_trial=True), each.own)
+        sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
         return sides, "" if sides == common else reader
     return common, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
-
-
-def _shadow(root: nn.Module, inside: Sequence[Candidate]) -> Any:
-    """A shadow of an object. Its encoders return no cache, since a call that returns one keeps its padding."""
-    made = shadow(root)
-    for each in inside:
-        config = getattr(made.get_submodule(each.name), "config", None)
-        for field in MEMORY_FIELDS if each.setup.returns_cache else ():
-            if hasattr(config, field):
-                setattr(config, field, False)
-    return made
 
 
 def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:
@@ -101,7 +78,6 @@ def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     if "decoder_input_ids" in names:
         given["decoder_input_ids"] = ids[:, :2]
-    given |= {name: False for name in MEMORIES if name in names or takes_others}
     if "input_ids" in names or takes_others:
         yield (given,)
     yield ({}, {"input_ids": ids, "attention_mask": mask})

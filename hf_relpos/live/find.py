@@ -93,24 +93,10 @@ def encoders_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     Decoders that attend to an encoder are not among them.
     """
-    seen: set[int] = set()
-
-    def inside(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
-        if isinstance(module, RelPosBertModel):
+    found = {module: name for name, module in root.named_modules() if takes_tokens(module, module is root)}
+    for module, name in found.items():
+        if found.keys().isdisjoint(list(module.modules())[1:]):
             yield name, module
-            return
-        found: list[tuple[str, nn.Module]] = []
-        for child, part in module.named_children():
-            found += inside(f"{name}.{child}" if name else child, part)
-        if found:
-            yield from found
-        elif (module is root or isinstance(module, PreTrainedModel)) and takes_tokens(module):
-            yield name, module
-
-    yield from inside("", root)
 
 
 def layers_in(root: nn.Module) -> set[nn.Module]:
@@ -121,8 +107,12 @@ def layers_in(root: nn.Module) -> set[nn.Module]:
     return {part for stack in stacks for part in stack.modules()}
 
 
-def takes_tokens(module: Any) -> bool:
-    """Whether a module has the forward of an encoder, and is no decoder of an encoder's states."""
+def takes_tokens(module: Any, is_root: bool) -> bool:
+    """Whether a model has the forward of an encoder, and is no decoder of an encoder's states."""
+    if isinstance(module, RelPosBertModel):
+        return True
+    if not (is_root or isinstance(module, PreTrainedModel)):
+        return False
     names, _ = parameters_of(type(module).forward)
     config = getattr(module, "config", None)
     if "attention_mask" not in names or not any(name in names for name in TOKENS) or "labels" in names:

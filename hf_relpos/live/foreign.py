@@ -6,7 +6,6 @@ of others expects neither, and it may come and go after `optimize`.
 
 import functools
 import itertools
-import sys
 from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..host.torch import hooks_of_all_modules
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS
-from .substitute import OURS, stock_class, transformers_class
+from .substitute import OURS, stock_class, stock_file
 
 
 # Packages whose functions may be in a class.
@@ -101,13 +100,10 @@ def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
     foreign: set[Any] = set()
     for part in modules_in(root):
         kind = stock_class(type(part))
-        (known if _is_packaged(kind) else foreign).add(kind)
+        is_packaged = kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
+        (known if is_packaged else foreign).add(kind)
         foreign.update(_replacements(part))
     return frozenset(known), frozenset(foreign)
-
-
-def _is_packaged(kind: Any) -> bool:
-    return kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
 
 
 def _replacements(part: nn.Module) -> list[Any]:
@@ -136,14 +132,13 @@ def is_watched(part: nn.Module) -> bool:
     return any(getattr(hook, "__globals__", {}).get("__name__") not in UNAWARE for hook in hooks)
 
 
-def foreign_part(root: nn.Module, trusted: frozenset[Any] | None = None) -> nn.Module | None:
+def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
     """The first part of a module with hooks, or with code that is not trusted; None if there is none.
 
     Hooks of the module itself do not count: they see its inputs and outputs alone.
 
     Args:
-        trusted: classes, and code of replaced forwards, that were there when the module was checked. None: those of
-            `PACKAGES`.
+        trusted: classes, and code of replaced forwards, that were there when the module was checked.
     """
     if hooks_of_all_modules():
         return root
@@ -151,29 +146,25 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any] | None = None) -> nn.M
     for part in modules_in(root):
         kind: Any = stock_class(type(part))
         if kind not in kinds:
-            if trusted is None:
-                is_trusted = _is_packaged(kind)
-            else:
-                is_trusted = kind in trusted or (is_by_token(kind) and is_known_class(kind))
+            is_trusted = kind in trusted or (is_by_token(kind) and is_known_class(kind))
             if not is_trusted or (kind in _classes and kind.forward is not _classes[kind][0]):
                 return part
             kinds.add(kind)
-        replaced = _replacements(part)
-        if replaced and not {*replaced} <= (trusted or frozenset()):
-            return part
-        if part is not root and is_watched(part):
+        if not trusted.issuperset(_replacements(part)) or (part is not root and is_watched(part)):
             return part
     return None
 
 
 def is_stock(module: nn.Module) -> bool:
     """Whether a module computes what its class did when it was defined, so that ours may do it instead."""
-    return not is_watched(module) and foreign_part(module) is None and has_stock_attention(module)
+    known, foreign = kinds_in(module)
+    is_own = not foreign and foreign_part(module, known) is None
+    return is_own and not is_watched(module) and has_stock_attention(module)
 
 
 def has_stock_attention(module: nn.Module) -> bool:
     """Whether the functions by which a model of Transformers attends are its own."""
-    file = sys.modules[transformers_class(type(module)).__module__]
+    file = stock_file(module)
     functions: Any = getattr(file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
     found = (getattr(file, "eager_attention_forward", None), functions.get("eager"), functions.get("sdpa"))
     return functions is ALL_ATTENTION_FUNCTIONS and all(is_known_code(each) for each in found)

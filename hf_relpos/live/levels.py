@@ -1,30 +1,24 @@
 """Take padding out of the encoders of an object: the level of each, what it says of it, and how it is undone."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ..attention.cpu_gemm import FastLinear
-from ..attention.tracing import is_traced
-from ..host.live import collects_outputs
+from ..attention.weight_cache import CachingLinear, forget
 from ..models.modeling_relpos_bert import RelPosBertModel
-from ..models.sequence import Rows
 from . import contract
 from .check import Check, apply_to, batch_dependence
-from .encoder import SETUP, Setup, is_padding
+from .encoder import SETUP, Setup
 from .end_to_end import Candidate, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
-from .foreign import foreign_part, is_watched, modules_in
-from .own import OWN, OwnParts, give_speech, own_parts
+from .foreign import is_watched, kinds_in, modules_in
+from .own import OwnParts, give_speech, own_parts
 from .probe import SIDES, padding_tokens
-from .substitute import stock_class, transformers_class
+from .substitute import MADE_OF, stock_class
 
 
 PADDINGS = ("zeros", "mask", "stock")
-# The modules of this package with classes for the parts of encoders.
-OWN_CODE = frozenset(f"{__package__}.{each.code}" for each in OWN)
 
 
 @dataclass(frozen=True)
@@ -67,25 +61,11 @@ class Skipped:
     reason: str
 
 
-def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
-    """Whether an encoder of this package's own models may take padding out of the call that is running."""
-    ids = rows.tokens if rows.tokens.dim() == 2 else None
-    return (
-        not is_traced()
-        and not collects_outputs()
-        and rows.key_mask is not None
-        and is_padding(setup, ids, rows.key_mask != 0)
-        and not is_watched(encoder)
-        and foreign_part(encoder) is None
-    )
-
-
-def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> list[Encoder | Skipped]:
+def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
     """Let the encoders in a module compute batches without their padding.
 
     Args:
         padding: one of `PADDINGS`.
-        changed: a list that gets the modules that change.
 
     Returns:
         What became of each of them.
@@ -93,10 +73,9 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> li
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
     candidates: list[Candidate] = []
-    if speech := give_speech(root):
-        changed += speech
+    if layers := give_speech(root):
         effect = "relative attention of sound is faster, in memory linear in the length"
-        reports.append(Encoder(found.path, root_kind, len(speech), "", 0.0, effect))
+        reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
     for name, encoder in encoders_in(root):
         place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
         setup, own = _setup_of(encoder, found, padding)
@@ -106,7 +85,7 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> li
             candidates.append(Candidate(name, place, kind, encoder, setup, own))
     if not (candidates or reports):
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
-        if any(type(part).__module__ == f"{__package__}.speech" for part in root.modules()):
+        if any(hasattr(type(part), MADE_OF) for part in root.modules()):
             reason = "it is accelerated already"
         reports.append(Skipped(found.path, root_kind, reason))
     unpadded = [each for each in candidates if each.setup.sides]
@@ -115,7 +94,7 @@ def take_padding_out(found: Found, padding: str, changed: list[nn.Module]) -> li
     for each in candidates:
         allowed = tuple(side for side in each.setup.sides if side in sides)
         if allowed or each.setup.padded != "never":
-            reports.append(_changed(each._replace(setup=replace(each.setup, sides=allowed)), reader, changed))
+            reports.append(_changed(each._replace(setup=replace(each.setup, sides=allowed)), reader))
         else:
             reports.append(Skipped(each.place, each.kind, f"padding stays: {reader}"))
     return reports
@@ -129,10 +108,11 @@ def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | str, Ow
     if padding == "stock":
         if own is None:
             return refused or "padding is left to Transformers", None
-        return Setup(own.level, own.padded, sides=()), own
+        return Setup(own.level, own.padded, sides=(), trusted=kinds_in(encoder)[0]), own
     pads, trusts_mask = padding_tokens(tokenizer_of(found.owner, found.module), encoder), padding == "mask"
     if isinstance(encoder, RelPosBertModel):
-        return Setup("own", sides=("right",), pads=pads, trusts_mask=trusts_mask), None
+        known, _ = kinds_in(encoder)
+        return Setup("own", sides=("right",), pads=pads, trusts_mask=trusts_mask, trusted=known), None
     setup = Check(encoder, pads, own, trusts_mask).setup()
     if isinstance(setup, str):
         return "; ".join(filter(None, (setup, refused))), None
@@ -143,7 +123,7 @@ def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | str, Ow
 
 def _refusal(encoder: Any, padding: str) -> str | None:
     """Why an encoder is left as it is without a look at its numbers; None for no reason."""
-    if SETUP in vars(encoder) or any(type(part).__module__ in OWN_CODE for part in modules_in(encoder)):
+    if any(hasattr(type(part), MADE_OF) for part in modules_in(encoder)):
         return "it is accelerated already"
     if isinstance(encoder, RelPosBertModel):
         return "it takes padding out already" if encoder.can_unpad else None
@@ -155,20 +135,18 @@ def _refusal(encoder: Any, padding: str) -> str | None:
     return None if padding == "stock" else batch_dependence(encoder)
 
 
-def _changed(candidate: Candidate, reader: str, changed: list[nn.Module]) -> Encoder:
+def _changed(candidate: Candidate, reader: str) -> Encoder:
     """Change an encoder, and say how.
 
     Args:
         reader: who reads padding, in words.
     """
     _, place, kind, encoder, setup, own = candidate
+    apply_to(encoder, setup, own)
     if isinstance(encoder, RelPosBertModel):
-        encoder.can_unpad = partial(may_unpad, setup)
-        changed.append(encoder)
         return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, "padding is taken out")
     layers = 0 if own is None else len(own.attention_in(encoder))
     effects = [own.effect] if own is not None and own.effect else []
-    changed += apply_to(encoder, setup, own)
     if not setup.sides:
         effects += [f"padding stays: {reader}"] if reader else []
         return Encoder(place, kind, layers, "", 0.0, "; ".join(effects))
@@ -210,7 +188,9 @@ def restore(module: Any) -> None:
             config: Any = getattr(part, "config", None)
             if getattr(config, "_attn_implementation_internal", None) == contract.NAME:
                 config._attn_implementation_internal = contract.DELEGATE
-    kind = type(module)
-    if hasattr(kind, "hf_relpos_stock") or kind.__module__.startswith(f"{__package__}.") or kind is FastLinear:
-        own.pop("_rounded", None)
-        module.__class__ = transformers_class(kind)
+    kind = stock_class(type(module))
+    if isinstance(module, CachingLinear):
+        forget(module)
+        kind = nn.Linear
+    if kind is not type(module):
+        module.__class__ = kind

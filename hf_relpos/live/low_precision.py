@@ -196,18 +196,16 @@ def candidate(comparison: Comparison, layers: Sequence[nn.Linear], precision: st
     model = shadow(comparison.model)
     copies = dict(zip(comparison.model.modules(), model.modules(), strict=True))
     names = {module: name for name, module in comparison.model.named_modules()}
-    ranked, fewest = list(layers), 0 if precision in KINDS else len(layers)
-    shares: Sequence[float] = (0.0,)
-    if precision == "int8":
-        errors = _errors(comparison, model, [copies[layer] for layer in layers if layer in copies])
-        ranked = sorted(layers, key=lambda layer: errors.get(copies.get(layer), 0.0), reverse=True)
-        fewest, shares = sum(error > LARGEST_ERROR for error in errors.values()), SHARES
-    for share in shares:
+    is_int8 = precision == "int8"
+    errors = _errors(comparison, model, [copies[each] for each in layers if each in copies]) if is_int8 else {}
+    ranked = sorted(layers, key=lambda layer: errors.get(copies.get(layer), 0.0), reverse=True)
+    fewest = sum(error > LARGEST_ERROR for error in errors.values()) if precision in KINDS else len(layers)
+    for share in SHARES if is_int8 else SHARES[:1]:
         exact = ranked[: max(fewest, round(share * len(ranked)))]
         found = [layer for layer in layers if layer not in exact]
         for layer in copies.keys() & {*layers}:
             copies[layer].__class__ = KINDS[precision] if layer in found else type(layer)
-        agreement = comparison.agreement(model, tuple(names.get(layer, "?") for layer in exact if precision == "int8"))
+        agreement = comparison.agreement(model, tuple(names.get(layer, "?") for layer in exact if is_int8))
         if agreement.cosine >= LEAST_COSINE:
             break
     return Candidate(precision, found, model, agreement)

@@ -6,31 +6,30 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms, toeplitz_table
-from ..host.live import MPNetEncoder, MPNetSelfAttention
 from .attention import BatchAsMask, BatchAttention, attend_to_batch, offsets_in, split_heads
 from .batch import Batch, take_batch
 
 
-class AcceleratedMPNetEncoder(BatchAsMask, MPNetEncoder):
-    """`MPNetEncoder` whose bias has one entry for each offset."""
+class Stack(BatchAsMask):
+    """Of MPNet's layers, with one entry of the bias for each offset."""
 
     def compute_position_bias(
-        self, x: torch.Tensor, position_ids: torch.Tensor | None = None, num_buckets: int = 32
-    ) -> torch.Tensor:
+        self: Any, x: torch.Tensor, position_ids: torch.Tensor | None = None, num_buckets: int = 32
+    ) -> Any:
         """The bias of every offset, (H, 2L − 1), in the order of `AttentionContext.offsets`; else as stock."""
         batch = take_batch()
         if batch is None:
-            return super().compute_position_bias(x, position_ids, num_buckets)
+            return super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
         offsets = offsets_in(batch, x).offsets(x.device)
         bucket = self.relative_position_bucket(offsets, num_buckets=num_buckets)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
 
-class AcceleratedMPNetSelfAttention(BatchAttention, MPNetSelfAttention):
+class SelfAttention(BatchAttention):
     """MPNet's self-attention with our backends."""
 
     def attend(
-        self, states: torch.Tensor, batch: Batch, position_bias: torch.Tensor, *args: Any, **kwargs: Any
+        self: Any, states: torch.Tensor, batch: Batch, position_bias: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor]:
         """As stock."""
         terms = Terms(bias=(toeplitz_table(position_bias, offsets_in(batch, states)),))

@@ -1,7 +1,5 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -141,49 +139,35 @@ def optimize(
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}, None")
     if padding not in PADDINGS:
         raise ValueError(f"padding = {padding!r} is not one of {', '.join(map(repr, PADDINGS))}")
+    limit_caches()
+    library = linear_library()  # before anything is changed, since the environment may be wrong
     roots = [each.module for each in found]
-    with _unchanged_on_error(roots):
-        limit_caches()
-        library = linear_library()  # before anything is changed, since the environment may be wrong
-        wanted = sample is not None or precision in ("int8", "auto")
-        comparison = Comparison(model, roots[0], sample) if wanted else None
-        changed: list[nn.Module] = []
-        reports: list[Encoder | Skipped] = []
-        for each in found:
-            reports += take_padding_out(each, padding if unpad else "stock", changed)
-        encoders = tuple(each for each in reports if isinstance(each, Encoder))
-        left = tuple(each for each in reports if isinstance(each, Skipped))
-        handle = Optimized(encoders, left, None, "", _modules=changed)
-        _change_products(roots, precision, library, comparison, handle, changed)
-        return handle
-
-
-@contextmanager
-def _unchanged_on_error(roots: list[nn.Module]) -> Iterator[None]:
-    """Restore the modules whose class or attributes have changed, if the block raises or is interrupted."""
-    before = [(each, type(each), {*vars(each)}) for root in roots for each in root.modules()]
+    wanted = sample is not None or precision in ("int8", "auto")
+    comparison = Comparison(model, roots[0], sample) if wanted else None
+    before = [(module, _state_of(module)) for root in roots for module in root.modules()]
     try:
-        yield
+        reports = [report for each in found for report in take_padding_out(each, padding if unpad else "stock")]
+        encoders = tuple(each for each in reports if isinstance(each, Encoder))
+        handle = Optimized(encoders, tuple(each for each in reports if isinstance(each, Skipped)), None, "")
+        _change_products(roots, precision, library, comparison, handle)
+        handle._modules = [module for module, state in before if _state_of(module) != state]
+        return handle
     except BaseException:
-        for module, kind, names in before:
-            if type(module) is not kind or vars(module).keys() - names:
+        for module, state in before:
+            if _state_of(module) != state:
                 restore(module)
         raise
 
 
-def _change_products(
-    roots: list[nn.Module],
-    precision: str | None,
-    library: Library,
-    comparison: Comparison | None,
-    handle: Optimized,
-    changed: list[nn.Module],
-) -> None:
-    """Give linear layers other products, those of encoders in a lower precision, and note it in the handle.
+def _state_of(module: nn.Module) -> tuple[Any, ...]:
+    """What `optimize` changes of a module."""
+    return type(module), vars(module).get("can_unpad")
 
-    Args:
-        changed: a list that gets the modules that change.
-    """
+
+def _change_products(
+    roots: list[nn.Module], precision: str | None, library: Library, comparison: Comparison | None, handle: Optimized
+) -> None:
+    """Give linear layers other products, those of encoders in a lower precision, and note it in the handle."""
     modules = [module for root in roots for module in root.modules()]
     layers = [] if precision is None else _linear_layers(modules)
     inside = set() if precision == "float32" else set().union(*map(layers_in, roots))
@@ -192,11 +176,10 @@ def _change_products(
     handle.products += f" ({rates_of(library)})"
     if already := sum(isinstance(module, CachingLinear) for module in modules):
         handle.products += f"; {already} are as an earlier call left them"
-    changed += layers
     if library.is_used or (layers and packed_rows()):
         for layer in layers:
             layer.__class__ = FastLinear
-    if layers and take_maxima_first(roots, changed):
+    if layers and any([take_maxima_first(root) for root in roots]):
         handle.products += "; the vocabulary head reads tokens only, and gives their maxima to SpladePooling"
     if precision == "int8" and not int8_rates().is_faster:
         handle.rounded, precision, rounded = f"int8 is {int8_rates()}: layers stay in float32", "float32", []
@@ -204,7 +187,6 @@ def _change_products(
         taken = choose(comparison, rounded, precision or "float32")
         precision, rounded, handle.agreement = taken.precision, taken.layers, taken.agreement
         handle.choices = taken.choices
-    rounded = rounded if precision in KINDS else []
     for layer in rounded:
         layer.__class__ = KINDS[str(precision)]
     handle.linear = None if precision is None else len(layers) - len(rounded)

@@ -1,16 +1,16 @@
-"""Encoders whose attention this package computes itself, and the parts of theirs that are replaced for it."""
+"""Encoders whose attention this package computes itself, and the parts of theirs that get methods for it."""
 
-import functools
-import importlib
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
-from .foreign import is_known_class, is_stock, modules_in
-from .substitute import transformers_class
+from . import deberta, mpnet, roformer, t5, xlnet
+from .attention import BatchAsMask
+from .foreign import is_stock, modules_in
+from .speech import RelativeKey
+from .substitute import stock_class, substitute_class
 
 
 Padded = Literal["always", "long", "never"]
@@ -21,23 +21,14 @@ def _file(model: str) -> str:
     return f"transformers.models.{model}.modeling_{model}"
 
 
-@functools.cache
-def substitutes(code: str) -> dict[type, type]:
-    """The classes of a module of this folder, by those of Transformers that they stand for."""
-    module = importlib.import_module(f"{__package__}.{code}")
-    found = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, nn.Module)]
-    return {transformers_class(each): each for each in found if each.__module__ == module.__name__}
-
-
 @dataclass(frozen=True)
 class OwnParts:
     """What is replaced in an encoder of Transformers.
 
     Attributes:
         model: folder in `transformers.models`.
-        encoder: class with the forward that takes tokens.
-        attention: class of its self-attention.
-        code: the module of this folder with our classes.
+        methods: classes of this folder, by those of Transformers whose methods they replace; that of its
+            self-attention is the first.
         effect: what is faster without unpadding, from scripts/benchmarks/bench_encoder.py.
         level: of docs/live.md.
         padded: which calls these parts compute with their padding, too: all, or those long enough to be faster.
@@ -45,38 +36,28 @@ class OwnParts:
     """
 
     model: str
-    encoder: str
-    attention: str
-    code: str
+    methods: Mapping[str, type]
     effect: str = LONG_INPUTS
     padded: Padded = "long"
     level: Literal["own", "contract"] = "own"
     refusal: Callable[[nn.Module], str | None] = lambda encoder: None
 
-    @property
-    def attention_class(self) -> type:
-        """The class of Transformers."""
-        found: type = getattr(sys.modules[_file(self.model)], self.attention)
-        return found
-
     def fits(self, encoder: nn.Module) -> bool:
-        """Whether an encoder is of this very class, with attention of the class that comes with it."""
-        if type(encoder).__module__ != _file(self.model) or type(encoder).__name__ != self.encoder:
-            return False
-        kinds = {type(part) for part in self.attention_in(encoder)}
-        return kinds == {self.attention_class} and is_stock(encoder)
+        """Whether an encoder is one of that file, with that attention, and without code of others."""
+        is_there = type(encoder).__module__ == _file(self.model) and self.attention_in(encoder)
+        return bool(is_there) and is_stock(encoder)
 
-    def give(self, encoder: nn.Module) -> list[nn.Module]:
-        """Give the parts of an encoder our classes, in place; returns these parts."""
-        ours = substitutes(self.code)
-        parts = [part for part in modules_in(encoder) if type(part) in ours and is_known_class(type(part))]
-        for part in parts:
-            part.__class__ = ours[type(part)]
-        return parts
+    def give(self, encoder: nn.Module) -> None:
+        """Give the parts of an encoder our methods, in place."""
+        for part in modules_in(encoder):
+            kind = type(part)
+            if kind.__module__ == _file(self.model) and kind.__name__ in self.methods:
+                part.__class__ = substitute_class(kind, self.methods[kind.__name__])
 
     def attention_in(self, encoder: nn.Module) -> list[nn.Module]:
         """The attention modules of an encoder."""
-        return [part for part in modules_in(encoder) if isinstance(part, self.attention_class)]
+        name = next(iter(self.methods))
+        return [part for part in modules_in(encoder) if stock_class(type(part)).__name__ == name]
 
 
 def _other_deberta(encoder: Any) -> str | None:
@@ -101,24 +82,31 @@ def _other_xlnet(encoder: Any) -> str | None:
     return "bi_data = True: half of a batch runs backwards" if encoder.config.bi_data else None
 
 
+DEBERTA_V2 = {"DisentangledSelfAttention": deberta.SelfAttention, "DebertaV2Encoder": deberta.Stack}
+DEBERTA_V1 = {"DisentangledSelfAttention": deberta.FirstSelfAttention, "DebertaEncoder": deberta.Stack}
 DEBERTA: dict[str, Any] = {
-    "attention": "DisentangledSelfAttention",
-    "code": "deberta",
     "effect": "attention is faster, in memory linear in the length",
     "padded": "always",
     "refusal": _other_deberta,
 }
-T5: dict[str, Any] = {"code": "t5", "level": "contract", "refusal": _other_t5}
+MPNET = {"MPNetSelfAttention": mpnet.SelfAttention, "MPNetEncoder": mpnet.Stack}
+ROFORMER = {
+    "RoFormerSelfAttention": roformer.SelfAttention,
+    "RoFormerEncoder": BatchAsMask,
+    "RoFormerSinusoidalPositionalEmbedding": roformer.Sinusoids,
+}
+T5: dict[str, Any] = {"level": "contract", "refusal": _other_t5}
+XLNET = {"XLNetRelativeAttention": xlnet.RelativeAttention, "XLNetModel": xlnet.Model}
 XLNET_EFFECT = "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less"
 OWN = (
-    OwnParts("deberta_v2", "DebertaV2Model", **DEBERTA),
-    OwnParts("deberta", "DebertaModel", **DEBERTA),
-    OwnParts("mpnet", "MPNetModel", "MPNetSelfAttention", "mpnet"),
-    OwnParts("roformer", "RoFormerModel", "RoFormerSelfAttention", "roformer", refusal=_decoder),
-    OwnParts("xlnet", "XLNetModel", "XLNetRelativeAttention", "xlnet", XLNET_EFFECT, refusal=_other_xlnet),
-    OwnParts("t5", "T5Stack", "T5Attention", **T5),
-    OwnParts("mt5", "MT5Stack", "MT5Attention", **T5),
-    OwnParts("umt5", "UMT5Stack", "UMT5Attention", **T5),
+    OwnParts("deberta_v2", DEBERTA_V2, **DEBERTA),
+    OwnParts("deberta", DEBERTA_V1, **DEBERTA),
+    OwnParts("mpnet", MPNET),
+    OwnParts("roformer", ROFORMER, refusal=_decoder),
+    OwnParts("xlnet", XLNET, XLNET_EFFECT, refusal=_other_xlnet),
+    OwnParts("t5", {"T5Attention": t5.ByOffset}, **T5),
+    OwnParts("mt5", {"MT5Attention": t5.ByOffset}, **T5),
+    OwnParts("umt5", {"UMT5Attention": t5.ByOffset}, **T5),
 )
 
 
@@ -133,15 +121,16 @@ def own_parts(encoder: nn.Module) -> tuple[OwnParts | None, str | None]:
 SPEECH = {"Wav2Vec2BertSelfAttention": "wav2vec2_bert", "SeamlessM4Tv2ConformerSelfAttention": "seamless_m4t_v2"}
 
 
-def give_speech(root: nn.Module) -> list[nn.Module]:
-    """Give speech encoders' relative attention our classes, in place; returns what was changed."""
-    found: list[nn.Module] = [
+def give_speech(root: nn.Module) -> int:
+    """Give speech encoders' relative attention our methods, in place; returns to how many modules."""
+    found = [
         part
         for part in root.modules()
         if type(part).__module__ == _file(SPEECH.get(type(part).__name__, ""))
+        and type(part) is stock_class(type(part))
         and getattr(part, "position_embeddings_type", None) == "relative_key"
         and all(each.device.type == "cpu" for each in part.parameters())
     ]
     for part in found:
-        part.__class__ = substitutes("speech")[type(part)]
-    return found
+        part.__class__ = substitute_class(type(part), RelativeKey)
+    return len(found)

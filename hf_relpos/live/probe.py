@@ -1,20 +1,18 @@
 """Rows of random tokens for an encoder, and the comparison of its outputs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from .arguments import parameters_of
 from .foreign import modules_in
 from .shadow import shadow
 
 
 # Where padding stands.
 SIDES = ("right", "left")
-# Arguments that ask for keys and values, or XLNet's memory.
-MEMORIES = ("use_cache", "use_mems")
 # Largest difference, as a share of the largest value: float32 and float64, and half precision.
 TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
 
@@ -25,13 +23,14 @@ class Probe:
     Attributes:
         ids: (B, L).
         real: (B, L), False for padding.
+        inputs: arguments of the forward of an encoder.
         sides: where padding stands; with two of them rows take turns.
     """
 
     def __init__(
         self,
         encoder: Any,
-        lengths: Iterable[int],
+        lengths: Sequence[int],
         pads: tuple[int, ...],
         sides: tuple[str, ...],
         trusts_mask: bool = False,
@@ -42,16 +41,12 @@ class Probe:
             pads: ids of the padding token.
             trusts_mask: whether any token may stand there, since the mask alone says what is padding.
         """
-        sizes, self.sides = list(lengths), sides
         generator = torch.Generator().manual_seed(0)
         config = getattr(encoder, "config", None)
-        words = vocabulary_of(encoder)
-        columns, length = torch.arange(sizes[0]), sizes[0]
-        rows = [
-            columns < size if sides[row % len(sides)] == "right" else columns >= length - size
-            for row, size in enumerate(sizes)
-        ]
-        self.real = torch.stack(rows)
+        words, length = vocabulary_of(encoder), lengths[0]
+        columns, sizes = torch.arange(length), torch.tensor(lengths)[:, None]
+        is_left = torch.tensor([sides[row % len(sides)] == "left" for row in range(len(lengths))])[:, None]
+        self.real, self.sides = torch.where(is_left, columns >= length - sizes, columns < sizes), sides
         special = [*pads, *(getattr(config, name, None) for name in ("eos_token_id", "bos_token_id", "unk_token_id"))]
         common = torch.arange(min(words // 4, 1000), words)
         plain = common[~torch.isin(common, torch.tensor([each for each in special if isinstance(each, int)]))]
@@ -64,18 +59,23 @@ class Probe:
             if trusts_mask:
                 hidden[:, ::2] = mask_token  # ESM-2 counts those that the mask hides, too
         self.ids = torch.where(self.real, ids, hidden)
+        self.inputs = {"input_ids": self.ids, "attention_mask": self.real.long()}
 
-    def differences(self, found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
-        """By side the largest difference of outputs as a share of the largest value."""
-        worst, turns = differences(found, expected, self.real), len(self.sides)
-        return {side: float(worst[index::turns].max()) for index, side in enumerate(self.sides)}
+    def agreement(
+        self, model: Any, expected: dict[str, Any], tolerance: float, *inputs: Any
+    ) -> tuple[tuple[str, ...], float]:
+        """The sides on which the outputs of a model are those that are expected.
 
-    def inputs(self, encoder: Any) -> dict[str, Any]:
-        """Arguments of the forward of an encoder, or of a model around it."""
-        names, _ = parameters_of(type(encoder).forward)
-        given: dict[str, Any] = {"input_ids": self.ids.clone(), "attention_mask": self.real.long()}
-        given |= {name: False for name in MEMORIES if name in names}
-        return given
+        Returns:
+            The sides, and the largest difference there, as a share of the largest value; on no side, the least of one.
+        """
+        try:
+            worst = differences(outputs_of(model, *inputs), expected, self.real)
+        except Exception:  # of the code of others, which may expect what the model no longer gives
+            return (), float("inf")
+        by_side = {side: float(worst[at :: len(self.sides)].max()) for at, side in enumerate(self.sides)}
+        sides = tuple(side for side in self.sides if by_side[side] <= tolerance)
+        return sides, max(by_side[side] for side in sides) if sides else min(by_side.values())
 
 
 def vocabulary_of(encoder: Any) -> int:
@@ -90,8 +90,7 @@ def vocabulary_of(encoder: Any) -> int:
         table = None
     if not isinstance(getattr(table, "weight", None), torch.Tensor):
         table = next(part for part in encoder.modules() if isinstance(part, nn.Embedding))
-    count: int = table.weight.shape[0]
-    return count
+    return int(table.weight.shape[0])
 
 
 def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
@@ -101,38 +100,28 @@ def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
     """
     config = getattr(encoder, "config", None)
     sources = (getattr(config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None))
-    named = [each for each in sources if isinstance(each, int) and each >= 0]
-    if named:
-        return tuple(dict.fromkeys(named))
     ends = getattr(config, "eos_token_id", None)
-    found = [0, *(ends if isinstance(ends, list | tuple) else (ends,))]
+    others = [0, *(ends if isinstance(ends, list | tuple) else (ends,))]
+    found = [each for each in sources if isinstance(each, int) and each >= 0] or others
     return tuple(dict.fromkeys(each for each in found if isinstance(each, int)))
 
 
 def outputs_of(model: Any, inputs: dict[str, Any], *args: Any, seed: int | None = None) -> dict[str, torch.Tensor]:
     """Tensors of what a model returns, by names; with other random numbers than a call without a seed draws."""
+    inputs, args = copy.deepcopy((inputs, args))  # which the model may change
     with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
         if seed is not None:
             torch.manual_seed(seed)
-        return dict(_tensors("", model(*map(_copied, args), **_copied(inputs))))
+        return dict(tensors_in(model(*args, **inputs)))
 
 
-def _copied(inputs: Any) -> Any:
-    """Inputs that a model may change."""
-    if isinstance(inputs, torch.Tensor):
-        return inputs.clone()
-    return {name: _copied(value) for name, value in inputs.items()} if isinstance(inputs, dict) else inputs
-
-
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of what a model returns, with names."""
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _tensors(f"{name}.{key}", each)
-    elif isinstance(value, tuple | list):
-        for index, each in enumerate(value):
-            yield from _tensors(f"{name}.{index}", each)
+    elif isinstance(value, Mapping | tuple | list):
+        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from tensors_in(each, f"{name}.{key}")
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any], real: torch.Tensor) -> torch.Tensor:

@@ -5,42 +5,35 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms
-from ..host.live import RoFormerEncoder, RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
-from .attention import BatchAsMask, BatchAttention, attend_to_batch, split_heads
+from .attention import BatchAttention, attend_to_batch, split_heads
 from .batch import Batch, take_batch
 
 
-class AcceleratedRoFormerSinusoidalPositionalEmbedding(RoFormerSinusoidalPositionalEmbedding):
+class Sinusoids:
     """The angles of positions; without padding those of the longest row, and so of all."""
 
-    def forward(self, input_ids_shape: torch.Size, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, input_ids_shape: torch.Size, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
         batch = take_batch()
         shape = input_ids_shape if batch is None else torch.Size((1, batch.groups[0].length))
-        angles: torch.Tensor = super().forward(shape, *args, **kwargs)
-        return angles
+        return super().forward(shape, *args, **kwargs)  # type: ignore[misc]
 
 
-class AcceleratedRoFormerEncoder(BatchAsMask, RoFormerEncoder):
-    """`RoFormerEncoder` with our attention."""
-
-
-class AcceleratedRoFormerSelfAttention(BatchAttention, RoFormerSelfAttention):
+class SelfAttention(BatchAttention):
     """RoFormer's self-attention in an encoder."""
 
     def attend(
-        self, states: torch.Tensor, batch: Batch, sinusoidal_pos: torch.Tensor | None = None, *args: Any, **kwargs: Any
+        self: Any, states: torch.Tensor, batch: Batch, sinusoidal_pos: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
         """As stock, without attention weights."""
 
-        def heads_of(*vectors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def heads_of(*vectors: torch.Tensor) -> Any:
             query, key, value = split_heads(self.num_attention_heads, *vectors)
             if sinusoidal_pos is None:
                 return query, key, value
             angles = sinusoidal_pos[:, :, : query.shape[2]]
             if self.rotary_value:
-                rotated: tuple[torch.Tensor, ...] = self.apply_rotary_position_embeddings(angles, query, key, value)
-                return rotated
+                return self.apply_rotary_position_embeddings(angles, query, key, value)
             return *self.apply_rotary_position_embeddings(angles, query, key), value
 
         vectors = [projection(states) for projection in (self.query, self.key, self.value)]

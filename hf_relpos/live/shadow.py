@@ -1,6 +1,7 @@
 """Copies of models to measure on, which other threads and the model itself see nothing of."""
 
 import copy
+import itertools
 from typing import Any
 
 from torch import nn
@@ -8,11 +9,17 @@ from torch import nn
 from .foreign import is_watched
 
 
+# Fields of a configuration that ask for keys and values, or XLNet's memory.
+MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def shadow(root: nn.Module) -> Any:
-    """A copy of a module in evaluation that shares its parameters, with buffers and configurations of its own."""
+def shadow(root: nn.Module, has_memory: bool = True) -> Any:
+    """A copy of a module in evaluation that shares its parameters, with buffers and configurations of its own.
+
+    Args:
+        has_memory: whether its models may return keys and values, or XLNet's memory; calls that do keep their padding.
+    """
     modules: dict[int, nn.Module] = {}
     configs: dict[int, Any] = {}
     buffers: dict[int, Any] = {}
@@ -41,4 +48,8 @@ def shadow(root: nn.Module) -> Any:
             own["config"] = configs.setdefault(id(own["config"]), copy.copy(own["config"]))
         return made
 
-    return copied(root)
+    made = copied(root)
+    for config, field in itertools.product(() if has_memory else configs.values(), MEMORY_FIELDS):
+        if hasattr(config, field):
+            setattr(config, field, False)
+    return made

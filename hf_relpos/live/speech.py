@@ -10,13 +10,15 @@ import torch
 from ..attention.formula import Terms
 from ..attention.masks import is_visible
 from ..attention.tracing import has_contents
-from ..host.live import SeamlessM4Tv2ConformerSelfAttention, Wav2Vec2BertSelfAttention, collects_outputs
+from ..host.transformers import collects_outputs
 from ..schemes.scheme import clipped_table
 from .attention import attend_as_stock, prefer_backend, rate_of, split_heads
 from .foreign import is_stock
 
 
-class _RelativeKey:
+class RelativeKey:
+    """Self-attention of either encoder with our backends."""
+
     def forward(
         self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Any:
@@ -61,11 +63,3 @@ def as_boolean(mask: torch.Tensor) -> torch.Tensor | None:
         return None
     first = visible[:, :, :1]
     return first if bool((visible == first).all()) else visible
-
-
-class AcceleratedWav2Vec2BertSelfAttention(_RelativeKey, Wav2Vec2BertSelfAttention):
-    """Of Wav2Vec2-BERT."""
-
-
-class AcceleratedSeamlessM4Tv2ConformerSelfAttention(_RelativeKey, SeamlessM4Tv2ConformerSelfAttention):
-    """Of SeamlessM4T v2's speech encoder."""

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..attention.cpu_gemm import FastLinear, has_gradients, linear
-from ..attention.tracing import is_traced, is_transformed
+from ..attention.cpu_gemm import FastLinear, has_gradients, is_plain, linear
 from ..host.torch import map_tensors, without_values
-from .substitute import stock_class, substitute_class
+from .substitute import MADE_OF, substitute_class
 
 
 POOLING = ("sentence_transformers.sparse_encoder.modules.splade_pooling", "SpladePooling")
-TOKENS_OF_A_PRODUCT = 256  # whose logits, of 30,000 words, are 31 MB
+# Rows of about so many tokens are multiplied at a time. Their logits, of 30,000 words, are 31 MB.
+TOKENS_OF_A_PRODUCT = 256
 # What may be asked of a tensor without its values.
 METADATA = frozenset(
     getattr(torch.Tensor, name).__get__
@@ -69,19 +69,15 @@ class Logits(torch.Tensor):
         Args:
             real: whether a position is a token, (B, L), bool.
         """
-        tokens, counts = self.states[real], real.sum(1).tolist()
-        out = tokens.new_zeros(len(counts), self.layer.out_features)
-        first = row = 0
-        while row < len(counts):
-            last = row + 1
-            while last < len(counts) and sum(counts[row : last + 1]) <= TOKENS_OF_A_PRODUCT:
-                last += 1
-            count = sum(counts[row:last])
-            logits = self.product(tokens[first : first + count])
-            for into, each in zip(out[row:last], logits.split(counts[row:last]), strict=True):
-                if len(each):
-                    torch.amax(each, 0, out=into)
-            first, row = first + count, last
+        counts = real.sum(1)
+        out = self.states.new_zeros(len(counts), self.layer.out_features)
+        # the product of each row, by where its tokens begin
+        blocks = (counts.cumsum(0) - counts).div(TOKENS_OF_A_PRODUCT, rounding_mode="floor")
+        for block in blocks[counts > 0].unique():
+            rows = ((blocks == block) & (counts > 0)).nonzero().flatten()
+            logits = self.product(self.states[rows][real[rows]])
+            for row, each in zip(rows.tolist(), logits.split(counts[rows].tolist()), strict=True):
+                torch.amax(each, 0, out=out[row])
         return out
 
 
@@ -90,53 +86,37 @@ class VocabularyHead(FastLinear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `torch.nn.Linear`."""
-        often = is_traced() or is_transformed() or torch.is_autocast_enabled("cpu")
-        if often or input.dim() != 3 or type(input) is not torch.Tensor:
-            return super().forward(input)
-        if has_gradients(input, self.weight, self.bias) or input.device.type != "cpu":
+        given = input, self.weight, self.bias
+        if input.dim() != 3 or has_gradients(*given) or not is_plain(*given):
             return super().forward(input)
         return Logits(input, self)
 
 
-def _forward_of_maxima(stock: Any) -> Any:
-    def forward(self: Any, features: dict[str, Any]) -> dict[str, Any]:
-        logits, mask = features["token_embeddings"], features.get("attention_mask")
-        if (
-            type(logits) is not Logits
-            or self.pooling_strategy != "max"
-            or not torch.is_tensor(mask)
-            or mask.shape != logits.shape[:2]
-            or bool(((mask != 0) & (mask != 1)).any())
-        ):
-            result: dict[str, Any] = stock.forward(self, features)
-            return result
-        row = {"token_embeddings": logits.maxima(mask != 0)[:, None], "attention_mask": mask.amax(1, True)}
-        features["sentence_embedding"] = stock.forward(self, {**features, **row})["sentence_embedding"]
-        return features
-
-    return forward
+def pool_maxima(pooling: Any, forward: Any, features: dict[str, Any]) -> Any:
+    """The forward of a pooling by maximum, which gets the maxima of `Logits`."""
+    logits, mask = features["token_embeddings"], features.get("attention_mask")
+    if (
+        type(logits) is not Logits
+        or pooling.pooling_strategy != "max"
+        or not torch.is_tensor(mask)
+        or mask.shape != logits.shape[:2]
+        or bool(((mask != 0) & (mask != 1)).any())
+    ):
+        return forward(features)
+    row = {"token_embeddings": logits.maxima(mask != 0)[:, None], "attention_mask": mask.amax(1, True)}
+    features["sentence_embedding"] = forward({**features, **row})["sentence_embedding"]
+    return features
 
 
-def take_maxima_first(roots: list[nn.Module], changed: list[nn.Module]) -> bool:
-    """Change poolings by maximum and the vocabulary heads that they read.
-
-    Args:
-        changed: a list that gets the modules that change.
-
-    Returns:
-        Whether there was one.
-    """
-    before = len(changed)
-    for root in roots:
-        modules: list[Any] = list(root.modules())
-        poolings = [each for each in modules if (type(each).__module__, type(each).__qualname__) == POOLING]
-        models = [each for each in modules if isinstance(each, PreTrainedModel)] if poolings else []
-        heads = {each.get_output_embeddings() for each in models}
-        for head in heads:
-            if type(head) is FastLinear:
-                head.__class__ = VocabularyHead
-                changed.append(head)
-        for pooling in poolings:
-            pooling.__class__ = substitute_class(stock_class(type(pooling)), _forward_of_maxima)
-            changed.append(pooling)
-    return len(changed) > before
+def take_maxima_first(root: nn.Module) -> bool:
+    """Change poolings by maximum and the vocabulary heads that they read; returns whether there was one."""
+    modules: list[Any] = list(root.modules())
+    kinds = {each for each in map(type, modules) if (each.__module__, each.__qualname__) == POOLING}
+    poolings = [each for each in modules if type(each) in kinds and not hasattr(each, MADE_OF)]
+    models = [each for each in modules if isinstance(each, PreTrainedModel)] if poolings else []
+    for head in {each.get_output_embeddings() for each in models}:
+        if type(head) is FastLinear:
+            head.__class__ = VocabularyHead
+    for pooling in poolings:
+        pooling.__class__ = substitute_class(type(pooling), pool_maxima)
+    return bool(poolings)

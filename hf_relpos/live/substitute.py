@@ -1,61 +1,71 @@
-"""Subclasses of other people's classes with another forward.
+"""Subclasses of other people's classes, with methods of this package before theirs.
 
 They have the name, module and signature of the class that they are made of, for saved files, copies and pickles.
 """
 
 import functools
-from collections.abc import Callable
+import sys
 from typing import Any
 
 from torch import nn
 
 
 OURS = __name__.partition(".")[0]
+MADE_OF = "hf_relpos_made_of"  # of a substitute: the class of others, and the changes
+
+
+def substitute_class(kind: Any, change: Any) -> Any:
+    """The subclass of a class, which may be a substitute itself, with a change.
+
+    Args:
+        change: a class whose methods are first looked for; or a function in place of the forward, of the module, the
+            forward of before, and the arguments, which suits classes of any layout. It has a name, for pickles.
+    """
+    return _substitute(kind, change)
 
 
 @functools.cache
-def substitute_class(stock: Any, maker: Callable[[Any], Callable[..., Any]]) -> type[nn.Module]:
-    """The subclass of a class with another forward.
+def _substitute(kind: Any, change: Any) -> Any:
+    before: tuple[Any, ...] = vars(kind).get(MADE_OF, (kind,))
+    stock, made_of = before[0], (*before, change)
 
-    Args:
-        maker: from the class to the forward; a function of a module, so that pickles find it.
-    """
-    kind: Any = transformers_class(stock)
+    @functools.wraps(kind.forward)  # callers look at its signature
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inner = super(made, self).forward
+        return inner(*args, **kwargs) if isinstance(change, type) else change(self, inner, *args, **kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        return (_made, (stock, maker), *stock.__reduce_ex__(self, protocol)[2:])
+        return (_new, made_of, *stock.__reduce_ex__(self, protocol)[2:])
 
     def is_custom_code(cls: Any) -> Any:
-        return kind.is_custom_code()  # else files are saved with other names
+        return stock.is_custom_code()  # else files are saved with other names
 
-    made: type[nn.Module] = type(
-        kind.__name__,
-        (stock,),
+    made: Any = type(
+        stock.__name__,
+        (change, kind) if isinstance(change, type) else (kind,),
         {
-            "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__,
-            "__doc__": kind.__doc__,
+            "__module__": stock.__module__,
+            "__qualname__": stock.__qualname__,
+            "__doc__": stock.__doc__,
             "__reduce_ex__": reduce,
             "is_custom_code": classmethod(is_custom_code),
-            "forward": functools.wraps(stock.forward)(maker(stock)),
-            "hf_relpos_stock": stock,
+            "forward": forward,
+            MADE_OF: made_of,
         },
     )
     return made
 
 
-def _made(stock: type, maker: Any) -> Any:
-    kind: Any = substitute_class(stock, maker)
+def _new(stock: Any, *changes: Any) -> Any:
+    kind: Any = functools.reduce(substitute_class, changes, stock)
     return kind.__new__(kind)
 
 
-def stock_class(kind: Any) -> type:
-    """The class that one of this package's was made of; any other class as it is."""
-    found: type = vars(kind).get("hf_relpos_stock", kind)
-    return found
+def stock_class(kind: Any) -> Any:
+    """The class that a substitute was made of; any other class as it is."""
+    return vars(kind).get(MADE_OF, (kind,))[0]
 
 
-def transformers_class(kind: type) -> type:
-    """The first base of a class that is not of this package."""
-    bases = (stock_class(base) for base in kind.__mro__ if issubclass(base, nn.Module))
-    return next(base for base in bases if base.__module__.partition(".")[0] != OURS)
+def stock_file(module: nn.Module) -> Any:
+    """The Python module with the class of a module, as others have written it."""
+    return sys.modules[stock_class(type(module)).__module__]

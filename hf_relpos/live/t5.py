@@ -2,15 +2,12 @@
 
 from typing import Any
 
-import torch
-
-from ..host.live import MT5Attention, T5Attention, UMT5Attention
 from .batch import running, take_batch
 from .contract import GroupMask
 
 
-class _ByOffset:
-    """To be put before the stock class."""
+class ByOffset:
+    """Attention of each of them."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As stock; the batch of the mask runs here, since gradient checkpointing calls layers in the backward."""
@@ -20,25 +17,12 @@ class _ByOffset:
         with running(mask.batch):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def compute_bias(self, query_length: int, key_length: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def compute_bias(self, query_length: int, key_length: int, *args: Any, **kwargs: Any) -> Any:
         """The bias of every offset, (H, 2L − 1), in the order of `AttentionContext.offsets`; else as stock."""
         batch = take_batch()
         if batch is None:
-            bias: torch.Tensor = super().compute_bias(query_length, key_length, *args, **kwargs)  # type: ignore[misc]
-            return bias
+            return super().compute_bias(query_length, key_length, *args, **kwargs)  # type: ignore[misc]
         longest = batch.groups[0].length
         # that of one query, which has L − 1 keys on either side
         bias = super().compute_bias(1, 2 * longest - 1, past_seen_tokens=longest - 1)  # type: ignore[misc]
         return bias[0, :, 0]
-
-
-class AcceleratedT5Attention(_ByOffset, T5Attention):
-    """T5's attention."""
-
-
-class AcceleratedMT5Attention(_ByOffset, MT5Attention):
-    """mT5's attention."""
-
-
-class AcceleratedUMT5Attention(_ByOffset, UMT5Attention):
-    """UMT5's attention."""

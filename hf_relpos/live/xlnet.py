@@ -10,23 +10,20 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
-from ..host.live import XLNetModel, XLNetModelOutput, XLNetRelativeAttention
-from .arguments import parameters_of, wants
+from .arguments import wants
 from .attention import attend_to_batch, offsets_in, split_heads
 from .batch import Batch, PaddedBatch, take_batch
+from .substitute import stock_file
 
 
-class AcceleratedXLNetModel(XLNetModel):
-    """`XLNetModel` whose layers get a batch in place of the mask, and states (1, T, D) or (B, L, D)."""
+class Model:
+    """XLNet's encoder, whose layers get a batch in place of the mask, and states (1, T, D) or (B, L, D)."""
 
-    @functools.wraps(XLNetModel.forward)  # callers look at its signature
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock, but with an output that is no tuple."""
+    def forward(self: Any, *args: Any, **given: Any) -> Any:
+        """As stock; for a batch, whose arguments come by name, with an output that is no tuple."""
         batch = take_batch()
         if batch is None:
-            return super().forward(*args, **kwargs)
-        names, _ = parameters_of(XLNetModel.forward)
-        given = dict(zip(names, args, strict=False)) | kwargs
+            return super().forward(*args, **given)  # type: ignore[misc]
         if isinstance(batch, PaddedBatch):
             batch = with_own_keys(batch)
         vectors: Any = given.get("inputs_embeds")
@@ -48,7 +45,7 @@ class AcceleratedXLNetModel(XLNetModel):
         if wants(self, given, "use_mems"):
             memory = tuple(self.cache_mem(each.transpose(0, 1), None) for each in seen[:-1])
         hidden_states = tuple(seen) if wants(self, given, "output_hidden_states") else None
-        return XLNetModelOutput(self.dropout(seen[-1]), memory, hidden_states)
+        return stock_file(self).XLNetModelOutput(self.dropout(seen[-1]), memory, hidden_states)
 
 
 def with_own_keys(batch: PaddedBatch) -> PaddedBatch:
@@ -60,15 +57,11 @@ def with_own_keys(batch: PaddedBatch) -> PaddedBatch:
     return PaddedBatch((replace(group, visible=visible),))
 
 
-# `save_pretrained` of a model by itself writes this name as the architecture.
-AcceleratedXLNetModel.__name__ = XLNetModel.__name__
-
-
-class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
+class RelativeAttention:
     """XLNet's attention with our backends."""
 
     def forward(
-        self,
+        self: Any,
         h: torch.Tensor,
         g: torch.Tensor | None,
         attn_mask_h: torch.Tensor | Batch | None,
@@ -77,7 +70,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         seg_mat: torch.Tensor | None,
         *args: Any,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor | None, ...]:
+    ) -> Any:
         """As stock, whose code runs unless there is a batch in place of the first mask; then h is (1, T or B, L, D).
 
         The segment term is a part of the content product: for every type of token there is a feature, 1 in keys of
@@ -88,14 +81,16 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
             seg_mat: (1, T or B, L, S), one-hot; None if all tokens have the same type.
         """
         if not isinstance(attn_mask_h, Batch):
-            return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)
+            return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)  # type: ignore[misc]
         query, key, value = (
             projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
         )
         terms = self.terms(offsets_in(attn_mask_h, h), r)
         if seg_mat is not None:
             kinds = seg_mat[:, :, None]  # (1, T, 1, S)
-            steps = self.segment_steps(query.transpose(1, 2)).transpose(1, 2)
+            # the term of a key of another segment, less that of the same segment, before the scale, (1, T, H, 1)
+            step = (self.seg_embed[1] - self.seg_embed[0])[..., None]  # (H, d, 1)
+            steps = torch.matmul(query.transpose(1, 2) + self.r_s_bias[:, None], step).transpose(1, 2)
             query = torch.cat([query, -steps * kinds], dim=-1)
             key = torch.cat([key, kinds.expand(-1, -1, self.n_head, -1)], dim=-1)
             missing = (0, seg_mat.shape[-1])
@@ -106,16 +101,7 @@ class AcceleratedXLNetRelativeAttention(XLNetRelativeAttention):
         out = attend_to_batch(self, attn_mask_h, vectors, functools.partial(split_heads, self.n_head), terms)
         return self.layer_norm(self.dropout(linear(out, self.o.flatten(1))) + h), None
 
-    def segment_steps(self, query: torch.Tensor) -> torch.Tensor:
-        """The term of a key of another segment, less that of the same segment, before the scale, (B, H, L, 1).
-
-        Args:
-            query: (B, H, L, d).
-        """
-        step = (self.seg_embed[1] - self.seg_embed[0])[..., None]  # (H, d, 1)
-        return torch.matmul(query + self.r_s_bias[:, None], step)
-
-    def terms(self, context: AttentionContext, r: torch.Tensor) -> Terms:
+    def terms(self: Any, context: AttentionContext, r: torch.Tensor) -> Terms:
         """A, u and c.
 
         Args:

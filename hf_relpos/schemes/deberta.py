@@ -26,7 +26,7 @@ def kinds_of(value: Any) -> tuple[str, ...]:
     return tuple(names) if all(name in KINDS for name in names) and len(set(names)) == len(names) else ()
 
 
-def _float32(number: float) -> float:
+def in_float32(number: float) -> float:
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
@@ -43,7 +43,7 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
     middle = buckets // 2
     size = distance.abs()
     # float32 as in Transformers, since rounding decides the bucket of some distances
-    last = _float32(math.log(_float32((max_distance - 1) / middle)))
+    last = in_float32(math.log(in_float32((max_distance - 1) / middle)))
     far = (torch.log(size.clamp(min=middle).float() / middle) / last * (middle - 1)).ceil().to(distance.dtype)
     # the last distance falls on a whole number, which another device's rounding must not push to the next one
     far = middle + torch.where(size < max_distance, far.clamp(max=max(middle - 1, 0)), far)
