@@ -247,7 +247,7 @@ def test_documents_from_python_have_no_name(source, tmp_path):
 def test_convert_prints_how_to_load_modules(source, tmp_path, kinds, name):
     """Modules without a pooling are a CrossEncoder's, which SentenceTransformer does not load."""
     write_modules(Path(shutil.copytree(source, tmp_path / "stock")), *kinds)
-    result = CliRunner().invoke(app, ["convert", str(tmp_path / "stock"), str(tmp_path / "out")])
+    result = run_command("convert", tmp_path / "stock", tmp_path / "out")
     assert f"import hf_relpos; {name}({str(tmp_path / 'out')!r})" in result.stdout, result.output
 
 
