@@ -91,6 +91,12 @@ def test_convert_without_a_tokenizer_promises_no_sentence_transformer(tmp_path):
     assert "SentenceTransformer" not in (out / "README.md").read_text()
 
 
+def test_convert_a_pooling_without_a_folder(tmp_path):
+    source = sentence_folder(tmp_path / "stock", "0_Transformer")
+    edit_modules(source, 1, path="")
+    assert convert(source, tmp_path / "out").is_sentence_encoder
+
+
 def edit_modules(source, number, **fields):
     content = json.loads((source / "modules.json").read_text())
     content[number].update(fields)

@@ -41,7 +41,7 @@ def split(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) 
     """Replace the tensors of a file by BERT's; return others unchanged.
 
     Raises:
-        ConversionError: for a tensor without those that belong to it, a tensor that is there under BERT's name, too, and
+        ConversionError: for a tensor without those that belong to it, for a tensor that also has BERT's name, and for
             shapes that the configuration excludes.
     """
     joints = list(joints)
@@ -69,7 +69,7 @@ def _has(name: str, part: str) -> bool:
 
 
 def stored_name(joints: Iterable[Joint], name: str) -> str:
-    """The name in a file of the tensor, or of the first of those, that `split` makes the tensor of this name of."""
+    """The name in the file of the tensor that `split` takes this one from; of several, the first."""
     for joint in joints:
         for part in joint.ours:
             if _has(name, part):

@@ -82,8 +82,8 @@ def dropped_fields(family: Family, config: Iterable[str]) -> set[str]:
     """Fields of a family's configuration that ours does not have, and fields of ours that the family ignores.
 
     Args:
-        config: config.json; without a class in Transformers, all its fields are of the family but `OF_HEADS`, and it
-            ignores the fields that ours adds to BERT's, but for `save_code`, which may be set for the result.
+        config: config.json. Without a class in Transformers, all its fields but `OF_HEADS` are the family's, and the
+            family ignores the fields that ours adds to BERT's. `save_code` stays: it may be set for the result.
     """
     if family is OWN:
         return set()
