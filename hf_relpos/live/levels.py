@@ -15,7 +15,7 @@ from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
 from .own import OwnParts, give_speech, own_parts
 from .probe import SIDES, padding_tokens
-from .substitute import MADE_OF, stock_class
+from .substitute import MADE_OF, OURS, stock_class
 
 
 PADDINGS = ("zeros", "mask", "stock")
@@ -191,6 +191,7 @@ def restore(module: Any) -> None:
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)
-        kind = nn.Linear
+        # parametrizations and FSDP make classes of ours, which they need
+        kind = nn.Linear if kind.__module__.startswith(f"{OURS}.") else kind
     if kind is not type(module):
         module.__class__ = kind
