@@ -104,6 +104,24 @@ class Scaled(RemoteModel):
         return (states * max(1.0, math.log(input_ids.shape[1], 32)),)
 
 
+class Remembering(RemoteModel):
+    """Scales by the longest batch that it has seen, as rotations with dynamic scaling do that keep their tables."""
+
+    longest = 32
+
+    def forward(self, input_ids, attention_mask):
+        self.longest = max(self.longest, input_ids.shape[1])
+        return (super().forward(input_ids, attention_mask).last_hidden_state * math.log(self.longest, 32),)
+
+
+class Ending(RemoteModel):
+    """Takes up to 45 tokens, fewer than its configuration says."""
+
+    def forward(self, input_ids, attention_mask):
+        assert input_ids.shape[1] <= 45
+        return (super().forward(input_ids, attention_mask).last_hidden_state,)
+
+
 class Centred(RemoteModel):
     """Subtracts the mean of a batch, in training."""
 
@@ -129,7 +147,14 @@ class Named(ABC, RemoteModel):
 
 
 @pytest.mark.parametrize(
-    "kind, by_length", [(Scaled, (False, False)), (Centred, (True, False)), (Named, (True, True))]
+    "kind, by_length",
+    [
+        (Scaled, (False, False)),
+        (Remembering, (False, False)),
+        (Ending, (True, True)),
+        (Centred, (True, False)),
+        (Named, (True, True)),
+    ],
 )
 def test_optimize_remote_code(kind, by_length):
     """What a few short rows in evaluation do not show; whether padding is taken out in evaluation, and in training."""

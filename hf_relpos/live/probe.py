@@ -34,16 +34,18 @@ class Probe:
         pads: tuple[int, ...],
         sides: tuple[str, ...],
         trusts_mask: bool = False,
+        length: int | None = None,
     ) -> None:
         """
         Args:
             lengths: of the rows, the longest first.
             pads: ids of the padding token.
             trusts_mask: whether any token may stand there, since the mask alone says what is padding.
+            length: L; None for the longest row's, which is the first.
         """
         generator = torch.Generator().manual_seed(0)
         config = getattr(encoder, "config", None)
-        words, length = vocabulary_of(encoder), lengths[0]
+        words, length = vocabulary_of(encoder), length or lengths[0]
         columns, sizes = torch.arange(length), torch.tensor(lengths)[:, None]
         is_left = torch.tensor([sides[row % len(sides)] == "left" for row in range(len(lengths))])[:, None]
         self.real, self.sides = torch.where(is_left, columns >= length - sizes, columns < sizes), sides
