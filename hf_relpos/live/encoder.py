@@ -119,7 +119,7 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
     plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
     if plan is not None and setup.checked is not None and plan.real.shape[1] > setup.checked and not setup.is_trial:
         setup = setup.recheck(encoder, setup, *plan.real.shape)
-        plan = plan if plan.real.shape[1] <= setup.checked else None
+        plan = plan if plan.real.shape[1] <= (setup.checked or 0) else None
     if plan is None:
         return forward(*args, **kwargs)
     try:
