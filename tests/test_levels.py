@@ -23,6 +23,8 @@ from encoders import (
 )
 from stock import older_than
 from torch import nn
+from transformers import DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_relpos import optimize
 
@@ -178,6 +180,22 @@ def test_optimize_remote_code(kind, by_length):
                 got = found[key]
                 assert difference(got[real] if is_states else got, want[real] if is_states else want) <= 1e-9
                 assert not is_states or bool(got[~real].any()) != is_taken_out
+
+
+class Caching(RemoteModel):
+    """Returns a cache by a default of its signature, whatever its configuration says."""
+
+    def forward(self, input_ids, attention_mask, use_cache=True):
+        states = super().forward(input_ids, attention_mask).last_hidden_state
+        return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=DynamicCache() if use_cache else None)
+
+
+@torch.no_grad()
+def test_optimize_remote_code_that_returns_a_cache_by_default():
+    ours, inputs = Caching(RemoteConfig(**SIZES)).eval(), tokens(RIGHT)
+    (encoder,) = optimize(ours).encoders
+    assert "ask with use_cache=False" in encoder.effect
+    assert ours(**inputs)[0][~RIGHT].any() and not ours(**inputs, use_cache=False)[0][~RIGHT].any()
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from .arguments import parameters_of
 from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
-from .probe import SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
+from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 from .substitute import substitute_class
 
@@ -175,9 +175,9 @@ class Check:
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:
-        if not {"use_cache", "use_mems"} & {*self.names}:
+        if self.probe.inputs.keys().isdisjoint(MEMORIES):
             return False
-        short = {name: each[:1, :2] for name, each in self.probe.inputs.items()}
+        short = {name: each[:1, :2] for name, each in self.probe.inputs.items() if name not in MEMORIES}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 outputs = shadow(self.encoder)(**short)
