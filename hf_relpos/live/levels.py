@@ -73,9 +73,6 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
     candidates: list[Candidate] = []
-    if layers := give_speech(root):
-        effect = "relative attention of sound is faster, in memory linear in the length"
-        reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
     for name, encoder in encoders_in(root):
         place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
         setup, own = _setup_of(encoder, found, padding)
@@ -83,6 +80,9 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
             reports.append(Skipped(place, kind, setup))
         else:
             candidates.append(Candidate(name, place, kind, encoder, setup, own))
+    if layers := give_speech(root):  # after encoders of text, which may have sound inside
+        effect = "relative attention of sound is faster, in memory linear in the length"
+        reports.insert(0, Encoder(found.path, root_kind, layers, "", 0.0, effect))
     if not (candidates or reports):
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
         if any(hasattr(type(part), MADE_OF) for part in root.modules()):
