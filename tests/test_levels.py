@@ -23,6 +23,8 @@ from encoders import (
 )
 from stock import older_than
 from torch import nn
+from transformers import DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_relpos import optimize
 
@@ -104,6 +106,24 @@ class Scaled(RemoteModel):
         return (states * max(1.0, math.log(input_ids.shape[1], 32)),)
 
 
+class Remembering(RemoteModel):
+    """Scales by the longest batch that it has seen, as rotations with dynamic scaling do that keep their tables."""
+
+    longest = 32
+
+    def forward(self, input_ids, attention_mask):
+        self.longest = max(self.longest, input_ids.shape[1])
+        return (super().forward(input_ids, attention_mask).last_hidden_state * math.log(self.longest, 32),)
+
+
+class Ending(RemoteModel):
+    """Takes up to 45 tokens, fewer than its configuration says."""
+
+    def forward(self, input_ids, attention_mask):
+        assert input_ids.shape[1] <= 45
+        return (super().forward(input_ids, attention_mask).last_hidden_state,)
+
+
 class Centred(RemoteModel):
     """Subtracts the mean of a batch, in training."""
 
@@ -129,7 +149,14 @@ class Named(ABC, RemoteModel):
 
 
 @pytest.mark.parametrize(
-    "kind, by_length", [(Scaled, (False, False)), (Centred, (True, False)), (Named, (True, True))]
+    "kind, by_length",
+    [
+        (Scaled, (False, False)),
+        (Remembering, (False, False)),
+        (Ending, (True, True)),
+        (Centred, (True, False)),
+        (Named, (True, True)),
+    ],
 )
 def test_optimize_remote_code(kind, by_length):
     """What a few short rows in evaluation do not show; whether padding is taken out in evaluation, and in training."""
@@ -153,6 +180,22 @@ def test_optimize_remote_code(kind, by_length):
                 got = found[key]
                 assert difference(got[real] if is_states else got, want[real] if is_states else want) <= 1e-9
                 assert not is_states or bool(got[~real].any()) != is_taken_out
+
+
+class Caching(RemoteModel):
+    """Returns a cache by a default of its signature, whatever its configuration says."""
+
+    def forward(self, input_ids, attention_mask, use_cache=True):
+        states = super().forward(input_ids, attention_mask).last_hidden_state
+        return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=DynamicCache() if use_cache else None)
+
+
+@torch.no_grad()
+def test_optimize_remote_code_that_returns_a_cache_by_default():
+    ours, inputs = Caching(RemoteConfig(**SIZES)).eval(), tokens(RIGHT)
+    (encoder,) = optimize(ours).encoders
+    assert "ask with use_cache=False" in encoder.effect
+    assert ours(**inputs)[0][~RIGHT].any() and not ours(**inputs, use_cache=False)[0][~RIGHT].any()
 
 
 @torch.no_grad()

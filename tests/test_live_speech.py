@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from encoders import SIZES as TEXT_SIZES, RemoteConfig, RemoteModel
 from transformers import SeamlessM4Tv2Config, Wav2Vec2BertConfig, Wav2Vec2BertModel
 from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import SeamlessM4Tv2SpeechEncoder
 
@@ -102,3 +103,11 @@ def test_masks_of_any_kind_given_to_an_attention_module(implementation, gradient
         optimize(model, precision=None)
         for mask, theirs in zip((soft, pairs, row), expected, strict=True):
             assert (attention(states, mask)[0] - theirs).abs().max() <= 1e-12 * theirs.abs().max()
+
+
+def test_optimize_text_encoder_with_speech_inside():
+    text = RemoteModel(RemoteConfig(**TEXT_SIZES))
+    text.sound = build("Wav2Vec2-BERT")
+    report = optimize(text)
+    assert [each.level for each in report.encoders] == ["", "by length"] and not report.left
+    assert optimize(text).left[0].reason == "it is accelerated already"

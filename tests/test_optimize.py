@@ -736,6 +736,26 @@ def test_undo_gives_the_very_same_numbers_and_classes_again(name, onednn):
     assert torch.equal(model(**inputs)[0], before) and state() == kinds
 
 
+def test_undo_keeps_classes_that_parametrizations_make(onednn):
+    model, inputs = build("BERT", torch.float32), batch()
+    before = model(**inputs)[0]
+    with optimize(model):
+        layer = model.encoder.layer[0].output.dense
+        nn.utils.parametrizations.weight_norm(layer)
+    torch.testing.assert_close(model(**inputs)[0], before)
+    assert nn.utils.parametrize.is_parametrized(layer, "weight")
+
+
+@pytest.mark.parametrize("name", ["BERT", "XLNet"])
+def test_undo_and_a_forward_that_was_looked_up_before(name):
+    """As in a thread that is about to call the model, or in a wrapper."""
+    model, inputs = build(name, torch.float32), batch()
+    before = model(**inputs)[0]
+    with optimize(model):
+        forward = model.forward
+    assert torch.equal(forward(**inputs)[0], before)
+
+
 FRESH = """
 import sys, torch
 torch.set_num_threads(1)

@@ -41,7 +41,7 @@ def split(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) 
     """Replace the tensors of a file by BERT's; return others unchanged.
 
     Raises:
-        ConversionError: for a tensor without those that belong to it, for a tensor that also has BERT's name, and for
+        ConversionError: for a tensor without those that belong to it, one that is there under BERT's name, too, and
             shapes that the configuration excludes.
     """
     joints = list(joints)

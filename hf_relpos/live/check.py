@@ -24,7 +24,7 @@ from .arguments import parameters_of
 from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
-from .probe import SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
+from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 from .substitute import substitute_class
 
@@ -92,13 +92,17 @@ def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
     vars(trial)[SETUP] = replace(setup, checked=None, is_trial=True)
     most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
     step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
-    size = min(-(-length // step) * step, max(most, length))
-    probe = Probe(encoder, (size, size * 5 // 8, 3)[: max(batch, 2)], setup.pads, setup.sides, setup.trusts_mask)
-    found = replace(setup, checked=None, trained=(setup.checked or 0) + 1)
-    with suppress(Exception):  # of a model that ends before
-        expected = outputs_of(stock, probe.inputs)
-        if probe.agreement(trial, expected, tolerance_of(encoder), probe.inputs)[0] == setup.sides:
-            found = replace(setup, checked=size)
+    longer = min(-(-length // step) * step, max(most, length))
+    found = replace(setup, trained=max(setup.checked or 0, length // 2) + 1)
+    for size in dict.fromkeys((longer, length)):
+        # no row is as long as the batch, since some rotations keep the tables of the longest input that they have seen
+        lengths = (size * 7 // 8, size * 5 // 8, 3)[: max(batch, 2)]
+        probe = Probe(encoder, lengths, setup.pads, setup.sides, setup.trusts_mask, size)
+        with suppress(Exception):  # of a model that ends before
+            expected = outputs_of(stock, probe.inputs)
+            if probe.agreement(trial, expected, tolerance_of(encoder), probe.inputs)[0] == setup.sides:
+                found = replace(setup, checked=size)
+                break
     vars(encoder)[SETUP] = found
     return found
 
@@ -171,9 +175,9 @@ class Check:
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:
-        if not {"use_cache", "use_mems"} & {*self.names}:
+        if self.probe.inputs.keys().isdisjoint(MEMORIES):
             return False
-        short = {name: each[:1, :2] for name, each in self.probe.inputs.items()}
+        short = {name: each[:1, :2] for name, each in self.probe.inputs.items() if name not in MEMORIES}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 outputs = shadow(self.encoder)(**short)

@@ -57,8 +57,8 @@ class Setup:
             encoders that are not told.
         returns_cache: whether it returns keys and values, or XLNet's memory, where it is not told to do without.
         window: of local layers, whose rows of many windows are computed by window; None for none.
-        trained: where rotations, or keys that are chosen, depend on the length of the batch, that from which on; None
-            where they do not.
+        trained: where rotations, keys that are chosen, or code of others depend on the length of the batch, that from
+            which on; None where they do not.
         checked: the length of batches up to which an encoder with code of others was compared with itself; longer ones
             are compared when they come. None for an encoder of Transformers alone.
         recheck: the function of encoder, setup, rows and length that compares them, and returns the next setup.
@@ -119,7 +119,7 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
     plan = plan_of(encoder, setup, names, given, takes_others or "return_dict" in names)
     if plan is not None and setup.checked is not None and plan.real.shape[1] > setup.checked and not setup.is_trial:
         setup = setup.recheck(encoder, setup, *plan.real.shape)
-        plan = plan if setup.checked is not None else None
+        plan = plan if plan.real.shape[1] <= (setup.checked or 0) else None
     if plan is None:
         return forward(*args, **kwargs)
     try:

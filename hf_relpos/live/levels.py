@@ -15,7 +15,7 @@ from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
 from .own import OwnParts, give_speech, own_parts
 from .probe import SIDES, padding_tokens
-from .substitute import MADE_OF, stock_class
+from .substitute import MADE_OF, OURS, stock_class
 
 
 PADDINGS = ("zeros", "mask", "stock")
@@ -73,9 +73,6 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
     candidates: list[Candidate] = []
-    if layers := give_speech(root):
-        effect = "relative attention of sound is faster, in memory linear in the length"
-        reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
     for name, encoder in encoders_in(root):
         place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
         setup, own = _setup_of(encoder, found, padding)
@@ -83,6 +80,9 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
             reports.append(Skipped(place, kind, setup))
         else:
             candidates.append(Candidate(name, place, kind, encoder, setup, own))
+    if layers := give_speech(root):  # after encoders of text, which may have sound inside
+        effect = "relative attention of sound is faster, in memory linear in the length"
+        reports.insert(0, Encoder(found.path, root_kind, layers, "", 0.0, effect))
     if not (candidates or reports):
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
         if any(hasattr(type(part), MADE_OF) for part in root.modules()):
@@ -191,6 +191,7 @@ def restore(module: Any) -> None:
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)
-        kind = nn.Linear
+        # parametrizations and FSDP make classes of ours, which they need
+        kind = nn.Linear if kind.__module__.startswith(f"{OURS}.") else kind
     if kind is not type(module):
         module.__class__ = kind

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from .arguments import parameters_of
 from .foreign import modules_in
 from .shadow import shadow
 
 
+# Arguments that ask for keys and values, or XLNet's memory. The code of others may not look at the configuration.
+MEMORIES = ("use_cache", "use_mems")
 # Where padding stands.
 SIDES = ("right", "left")
 # Largest difference, as a share of the largest value: float32 and float64, and half precision.
@@ -34,16 +37,18 @@ class Probe:
         pads: tuple[int, ...],
         sides: tuple[str, ...],
         trusts_mask: bool = False,
+        length: int | None = None,
     ) -> None:
         """
         Args:
             lengths: of the rows, the longest first.
             pads: ids of the padding token.
             trusts_mask: whether any token may stand there, since the mask alone says what is padding.
+            length: L; None for the longest row's, which is the first.
         """
         generator = torch.Generator().manual_seed(0)
         config = getattr(encoder, "config", None)
-        words, length = vocabulary_of(encoder), lengths[0]
+        words, length = vocabulary_of(encoder), length or lengths[0]
         columns, sizes = torch.arange(length), torch.tensor(lengths)[:, None]
         is_left = torch.tensor([sides[row % len(sides)] == "left" for row in range(len(lengths))])[:, None]
         self.real, self.sides = torch.where(is_left, columns >= length - sizes, columns < sizes), sides
@@ -59,7 +64,9 @@ class Probe:
             if trusts_mask:
                 hidden[:, ::2] = mask_token  # ESM-2 counts those that the mask hides, too
         self.ids = torch.where(self.real, ids, hidden)
-        self.inputs = {"input_ids": self.ids, "attention_mask": self.real.long()}
+        names, _ = parameters_of(type(encoder).forward)
+        self.inputs: dict[str, Any] = {"input_ids": self.ids, "attention_mask": self.real.long()}
+        self.inputs |= {name: False for name in MEMORIES if name in names}
 
     def agreement(
         self, model: Any, expected: dict[str, Any], tolerance: float, *inputs: Any

@@ -16,8 +16,7 @@ from .substitute import MADE_OF, substitute_class
 
 
 POOLING = ("sentence_transformers.sparse_encoder.modules.splade_pooling", "SpladePooling")
-# Rows of about so many tokens are multiplied at a time. Their logits, of 30,000 words, are 31 MB.
-TOKENS_OF_A_PRODUCT = 256
+TOKENS_OF_A_PRODUCT = 256  # whose logits, of 30,000 words, are 31 MB and stay in the cache
 # What may be asked of a tensor without its values.
 METADATA = frozenset(
     getattr(torch.Tensor, name).__get__
@@ -69,15 +68,19 @@ class Logits(torch.Tensor):
         Args:
             real: whether a position is a token, (B, L), bool.
         """
-        counts = real.sum(1)
-        out = self.states.new_zeros(len(counts), self.layer.out_features)
-        # the product of each row, by where its tokens begin
-        blocks = (counts.cumsum(0) - counts).div(TOKENS_OF_A_PRODUCT, rounding_mode="floor")
-        for block in blocks[counts > 0].unique():
-            rows = ((blocks == block) & (counts > 0)).nonzero().flatten()
-            logits = self.product(self.states[rows][real[rows]])
-            for row, each in zip(rows.tolist(), logits.split(counts[rows].tolist()), strict=True):
-                torch.amax(each, 0, out=out[row])
+        tokens, counts = self.states[real], real.sum(1).tolist()
+        out = tokens.new_zeros(len(counts), self.layer.out_features)
+        first = row = 0
+        while row < len(counts):
+            last = row + 1
+            while last < len(counts) and sum(counts[row : last + 1]) <= TOKENS_OF_A_PRODUCT:
+                last += 1
+            count = sum(counts[row:last])
+            logits = self.product(tokens[first : first + count])
+            for into, each in zip(out[row:last], logits.split(counts[row:last]), strict=True):
+                if len(each):
+                    torch.amax(each, 0, out=into)
+            first, row = first + count, last
         return out
 
 
