@@ -277,6 +277,21 @@ def test_a_missing_table_is_not_random(tmp_path):
         read(folder)
 
 
+def test_a_joint_projection_and_its_part_are_refused(tmp_path):
+    """Also where config.json has a null for a convolution, which v1 does not read."""
+    _, folder = saved(tmp_path / "stock", "deberta")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "conv_kernel_size": None}))
+    assert read(folder).config.conv_kernel_size == 0
+    joint = "encoder.layer.0.attention.self.in_proj.weight"
+    part = joint.replace("in_proj", "query")
+    with edit_tensors(folder) as tensors:
+        tensors[part] = torch.zeros(24, 24)
+    assert_not_converted(folder, tmp_path / "out", joint, part, "two spellings")
+    with raises(ValueError, joint, part, "two spellings", "remove one"):
+        read(folder)
+
+
 def test_two_spellings_of_one_tensor_are_refused(tmp_path):
     """Of a head only where it is read."""
     _, folder = saved(tmp_path / "stock", "deberta-v2", "ForMaskedLM")

@@ -63,6 +63,7 @@ EAGER = {"attn_implementation": "eager"}
 # One each: BERT's code, DistilBERT's, that of rotary models, and the families with code of their own.
 FEW = ("BERT", "DistilBERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet", "NomicBERT")
 FAST = Library(100.0, 200.0, 1e-7, 3e-7)
+LIBRARY = cpu_gemm.linear_library
 SLOW = Library(100.0, 50.0, 1e-7, 3e-7)
 # Groups with and without padding, of one row and of several; two groups without a mask; only short rows.
 LENGTHS = {"groups": [9, 40, 22, 26, 38, 17, 30, 3, 16], "equal": [30, 40, 30, 30, 12], "short": [5, 1, 7]}
@@ -678,6 +679,16 @@ def test_bfloat16_is_for_encoders_alone():
     ):
         optimize(model, precision="bfloat16")
         assert all(type(model.get_submodule(name)) is nn.Linear for name in outside)
+
+
+def test_optimize_changes_nothing_under_a_wrong_setting(monkeypatch):
+    model = build("BERT")
+    classes = [type(module) for module in model.modules()]
+    monkeypatch.setattr(optimize_module, "linear_library", LIBRARY.__wrapped__)  # it is kept for the process
+    monkeypatch.setenv(cpu_gemm.SETTING, "perhaps")
+    with pytest.raises(ValueError, match=f"{cpu_gemm.SETTING}.*perhaps"):
+        optimize(model)
+    assert [type(module) for module in model.modules()] == classes
 
 
 def test_without_unpadding():

@@ -9,6 +9,7 @@ from oracles import extra_inputs, padding, tiny_model
 from test_chunked import case_id, largest
 from test_formula import ALL, LargestTensor as Largest, random_terms
 from test_models import CAPABLE, ON_CPU, visible_in_window
+from torch.utils.flop_counter import FlopCounterMode
 
 from hf_relpos import SCHEMES, AttentionContext, RelPosBertModel, Table, Terms
 from hf_relpos.attention import dispatch as backends
@@ -370,3 +371,23 @@ def test_a_configuration_that_asks_for_weights_gets_them(backend, monkeypatch):
     weights = model(torch.randint(1, 50, (2, 16))).attentions
     assert len(weights) == model.config.num_hidden_layers
     assert all(each.shape[-2:] == (16, 16) and not each[:, :, 5, 8].any() for each in weights)
+
+
+def products_of(length, window):
+    """Floating-point operations of the attention's products in a forward pass."""
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": length}
+    model = tiny_model(RelPosBertModel, "shaw", attention_window=window, **sizes)
+    ids = torch.zeros(2, length, dtype=torch.long)
+    with torch.no_grad():
+        model(ids)  # the first call measures which products are faster
+        with FlopCounterMode(display=False) as counter:
+            model(ids)
+    linear = (torch.ops.aten.mm, torch.ops.aten.addmm)
+    return sum(count for each, count in counter.get_flop_counts()["Global"].items() if each not in linear)
+
+
+def test_attention_window_products_grow_with_the_length():
+    """Twice the tokens are twice the products under a window, and four times without one."""
+    short, long = (products_of(length, 16) for length in (1024, 2048))
+    assert 1.8 * short < long < 2.2 * short
+    assert products_of(2048, None) > 4 * long

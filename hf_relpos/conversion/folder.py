@@ -74,6 +74,7 @@ class Layout:
         encoder: relative folder of config.json and the weights; empty for the folder itself.
         modules: class by relative folder of the other modules; empty except for sentence-transformers.
         listed: whether there is a modules.json.
+        pools: whether the modules make a SentenceTransformer. A CrossEncoder has a modules.json, too.
     """
 
     top: Path
@@ -81,11 +82,7 @@ class Layout:
     encoder: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
     listed: bool = False
-
-    @property
-    def pools(self) -> bool:
-        """Whether the modules make a SentenceTransformer. A CrossEncoder has a modules.json, too."""
-        return any(kind.endswith("Pooling") for kind in self.modules.values())
+    pools: bool = False
 
     def copy(self, target: Path, model: PreTrainedModel) -> tuple[str, ...]:
         """Copy the files beside config.json and the weights byte for byte; returns their relative names.
@@ -189,7 +186,8 @@ def read_layout(source: Path) -> Layout:
         )
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
     modules = {path: kind for path, kind in kinds if path not in own}
-    return Layout(source, encoder=encoders[0], modules=modules, listed=True)
+    pools = any(kind.endswith("Pooling") for _, kind in kinds)
+    return Layout(source, encoder=encoders[0], modules=modules, listed=True, pools=pools)
 
 
 def _is_inside(path: str) -> bool:

@@ -186,7 +186,7 @@ def choose_method(given: Arguments, spec: CheckpointSpec) -> str:
         ConversionError: for a method that does not fit the positions of the source.
     """
     by_text = "keep" if given.texts is None else "distil"
-    name = given.method or (by_text if spec.absolute else "exact")
+    name = (by_text if spec.absolute else "exact") if given.method is None else given.method
     supported = [
         name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
     ]

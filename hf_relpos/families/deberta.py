@@ -58,7 +58,7 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "classifier_dropout": None if is_of_tokens else config.get("cls_dropout"),
         "embedding_projection": "before_norm",
         "embedding_size": config.get("embedding_size"),
-        "conv_kernel_size": max(config.get("conv_kernel_size", 0), 0),
+        "conv_kernel_size": max(config.get("conv_kernel_size") or 0, 0),
         "conv_groups": config.get("conv_groups", 1),
         "conv_act": config.get("conv_act", "tanh"),
     }

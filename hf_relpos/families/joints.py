@@ -41,7 +41,8 @@ def split(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) 
     """Replace the tensors of a file by BERT's; return others unchanged.
 
     Raises:
-        ConversionError: for a tensor without those that belong to it, and for shapes that the configuration excludes.
+        ConversionError: for a tensor without those that belong to it, one that is there under BERT's name, too, and
+            shapes that the configuration excludes.
     """
     joints = list(joints)
     found: Tensors = {}
@@ -56,8 +57,10 @@ def split(joints: Iterable[Joint], config: Mapping[str, Any], tensors: Tensors) 
             for each in together:
                 if each not in tensors:
                     raise ConversionError(f"{each} is not there, and {name} is; restore the file")
-            made = joint.split(config, name, *(tensors[each] for each in together))
-            found |= {name.replace(first, part): each for part, each in zip(joint.ours, made, strict=True)}
+            ours = [name.replace(first, part) for part in joint.ours]
+            if other := next((each for each in ours if each in tensors and each not in together), None):
+                raise ConversionError(f"{name} and {other} are two spellings of one tensor; remove one of them")
+            found |= zip(ours, joint.split(config, name, *(tensors[each] for each in together)), strict=True)
     return found
 
 
