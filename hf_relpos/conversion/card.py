@@ -46,7 +46,7 @@ def source_metadata(folder: Path) -> dict[str, Any]:
 
 
 def write_card(folder: Path, conversion: Conversion, report: ConversionReport, config: RelPosBertConfig) -> None:
-    """Write README.md into the folder of the result, whose configuration is `config`, unless there is one."""
+    """Write README.md into the folder of the result unless it has one. `config` is the result's configuration."""
     path = folder / CARD
     if not path.exists():
         write_text(path, model_card(report, config, conversion.limit, source_metadata(conversion.layout.top)))

@@ -113,7 +113,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> CheckpointSpec:
     """The description of the exported checkpoint.
 
     Raises:
-        ConversionError: for a model whose outputs its class cannot compute.
+        ConversionError: for a model whose outputs that checkpoint's class cannot compute.
     """
     family = directly_read(model.config.converted_from or {})
     if family is None:

@@ -121,7 +121,7 @@ def state_dict(
     names = tensor_names(folder, variant=variant)
     if names and directly_read(config, names) is None:
         return None
-    # as in Transformers, whose unpickler also makes tensors only
+    # as in Transformers, which reads pickles of tensors alone
     stored = read_tensors(folder, arguments.get("use_safetensors") is not True, variant)
     if directly_read(config, stored) is None:
         return None

@@ -57,8 +57,8 @@ class Setup:
             encoders that are not told.
         returns_cache: whether it returns keys and values, or XLNet's memory, where it is not told to do without.
         window: of local layers, whose rows of many windows are computed by window; None for none.
-        trained: where rotations, keys that are chosen, or code of others depend on the length of the batch, that from
-            which on; None where they do not.
+        trained: the length of a batch from which on rotations, chosen keys or code of others depend on that length;
+            None if they never do.
         checked: the length of batches up to which an encoder with code of others was compared with itself; longer ones
             are compared when they come. None for an encoder of Transformers alone.
         recheck: the function of encoder, setup, rows and length that compares them, and returns the next setup.

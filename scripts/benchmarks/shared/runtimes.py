@@ -198,7 +198,7 @@ def runtimes(model: nn.Module, samples: list[Inputs]) -> Iterator[tuple[str, Cal
         yield "ONNX Runtime", lambda: onnxruntime_session(graph())
         yield "ONNX Runtime, int8", lambda: onnxruntime_session(quantize_onnx(graph()))
         yield "OpenVINO", lambda: openvino_model(str(graph()))
-        yield "OpenVINO, as it comes", lambda: openvino_model(str(graph()), precision=None)
+        yield "OpenVINO, default precision", lambda: openvino_model(str(graph()), precision=None)
         yield "OpenVINO, int8", lambda: openvino_model(quantize_openvino(graph(), samples))
         if type(model).__name__ == "DebertaV2Model":
             yield "disentangled-flash", lambda: disentangled_flash(model)
