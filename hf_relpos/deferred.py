@@ -15,7 +15,10 @@ from typing import Any
 
 AUTO_CLASSES = "transformers.models.auto.configuration_auto"  # which all of them import
 # Modules of these packages import each other, and the Auto classes, in the course of their own import.
-WATCHED = ("transformers", *(f"{__package__}.{room}" for room in ("attention", "schemes", "models")))
+WATCHED = (
+    "transformers",
+    *(f"{__package__}.{room}" for room in ("host", "products", "attention", "schemes", "models")),
+)
 
 
 def when_auto_classes_are_imported(action: Callable[[], object]) -> None:

@@ -32,11 +32,11 @@ from hf_relpos.attention.backends.chunked import (
     relative_shift as diagonals,
 )
 from hf_relpos.attention.call import AttentionCall
-from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, toeplitz_table
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
+from hf_relpos.products.cpu_gemm import Library
 from hf_relpos.schemes.registry import build_scheme
 
 

@@ -21,8 +21,8 @@ from oracles import tiny_sizes
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2Model
 
 from hf_relpos import convert, export_checkpoint
-from hf_relpos.attention import cpu_gemm
 from hf_relpos.demo import CHECKPOINT, read_text
+from hf_relpos.products import cpu_gemm
 
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the processes that it kills")

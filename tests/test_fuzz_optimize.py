@@ -39,10 +39,10 @@ from hypothesis import Phase, given, settings, strategies as st
 from torch import nn
 
 from hf_relpos import optimize
-from hf_relpos.attention import cpu_gemm
-from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.live import attention, check, encoder as live_encoder, probe
 from hf_relpos.live.substitute import substitute_class
+from hf_relpos.products import cpu_gemm
+from hf_relpos.products.cpu_gemm import Library
 
 
 optimize_module = importlib.import_module(optimize.__module__)

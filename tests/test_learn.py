@@ -28,13 +28,13 @@ from transformers import (
 
 import hf_relpos
 from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, training
-from hf_relpos.attention.cpu_gemm import linear_library
 from hf_relpos.conversion import ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.held_out import processor_name
 from hf_relpos.conversion.texts import check_windows, shared_first_token
 from hf_relpos.data import PairLayout, Windows, cut_windows, pair_windows, read_texts
 from hf_relpos.demo import read_text
+from hf_relpos.products.cpu_gemm import linear_library
 from hf_relpos.schemes.encodings import sinusoid_concat
 
 

@@ -28,12 +28,12 @@ from transformers import (
 )
 
 import hf_relpos
-from hf_relpos.attention.cpu_gemm import FastLinear
-from hf_relpos.attention.weight_cache import ATTRIBUTE
 from hf_relpos.demo import CHECKPOINT
 from hf_relpos.host.torch import has_packed_int8
-from hf_relpos.live import low_precision
-from hf_relpos.live.low_precision import (
+from hf_relpos.live import precision
+from hf_relpos.products import low_precision
+from hf_relpos.products.cpu_gemm import FastLinear
+from hf_relpos.products.low_precision import (
     KINDS,
     Bfloat16Linear,
     Int8Linear,
@@ -42,6 +42,7 @@ from hf_relpos.live.low_precision import (
     pack_rounded,
     round_weight,
 )
+from hf_relpos.products.weight_cache import ATTRIBUTE
 
 
 SIZES = dict(
@@ -140,8 +141,8 @@ def test_the_report_measures_agreement():
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, before)
     assert not any("_rounded" in vars(module) for module in model.modules())
-    for precision, least, most in (("float32", 0.0, 1e-5), ("bfloat16", 1e-5, 0.1)):
-        with hf_relpos.optimize(model, precision, sample=inputs) as handle:
+    for chosen, least, most in (("float32", 0.0, 1e-5), ("bfloat16", 1e-5, 0.1)):
+        with hf_relpos.optimize(model, chosen, sample=inputs) as handle:
             assert least <= handle.agreement.largest < most and str(handle.agreement) in str(handle)
             assert all(seconds > 0 for seconds in handle.agreement.seconds) and " s before" in str(handle)
 
@@ -291,8 +292,8 @@ SLOW = Int8Rates(float32=100.0, int8=60.0, is_packed=True)
 
 
 def test_int8_slower_than_float32_is_refused(monkeypatch):
-    monkeypatch.setattr(low_precision, "int8_rates", lambda: SLOW)
-    monkeypatch.setattr(sys.modules["hf_relpos.live.optimize"], "int8_rates", lambda: SLOW)
+    for module in (precision, sys.modules["hf_relpos.live.optimize"]):
+        monkeypatch.setattr(module, "int8_rates", lambda: SLOW)
     model, inputs = classifier(), {"input_ids": torch.arange(5, 25)[None]}
     with hf_relpos.optimize(model, precision="int8", sample=inputs) as handle:
         assert "int8 is slower than float32" in str(handle) and handle.agreement.largest < 1e-5
@@ -305,11 +306,10 @@ def test_int8_slower_than_float32_is_refused(monkeypatch):
 @pytest.mark.parametrize("disagrees", [False, True])
 def test_auto_takes_the_fastest_precision_that_agrees(monkeypatch, fastest, disagrees):
     if disagrees:
-        monkeypatch.setattr(low_precision, "LEAST_COSINE", 1 - 1e-9)
-    monkeypatch.setattr(low_precision, "int8_rates", lambda: Int8Rates(1.0, 3.0, has_packed_int8()))
-    monkeypatch.setattr(
-        low_precision, "seconds_of", lambda runs, rounds: {name: 1 + (name != fastest) for name in runs}
-    )
+        monkeypatch.setattr(precision, "LEAST_COSINE", 1 - 1e-9)
+    for module in (low_precision, precision):
+        monkeypatch.setattr(module, "int8_rates", lambda: Int8Rates(1.0, 3.0, has_packed_int8()))
+    monkeypatch.setattr(precision, "seconds_of", lambda runs, rounds: {name: 1 + (name != fastest) for name in runs})
     model, inputs = classifier(), {"input_ids": torch.arange(5, 25)[None]}
     handle = hf_relpos.optimize(model, precision="auto", sample=inputs)
     taken = "float32" if disagrees and fastest == "bfloat16" else fastest

@@ -38,13 +38,13 @@ from transformers import (
 )
 
 from hf_relpos import optimize, restore_attention
-from hf_relpos.attention import cpu_gemm
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.cpu_gemm import FastLinear, Library
 from hf_relpos.attention.unpadding import UnpaddedBatch
 from hf_relpos.host.declarations import LIVE
-from hf_relpos.live.low_precision import Bfloat16Linear
 from hf_relpos.live.optimize import Optimized
+from hf_relpos.products import cpu_gemm
+from hf_relpos.products.cpu_gemm import FastLinear, Library
+from hf_relpos.products.low_precision import Bfloat16Linear
 
 
 attention_alone = partial(optimize, precision=None, unpad=False)

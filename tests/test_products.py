@@ -14,8 +14,8 @@ from launching import run_code
 from torch import nn
 from torch.autograd import forward_ad
 
-from hf_relpos.attention import cpu_gemm
-from hf_relpos.attention.cpu_gemm import FastLinear, Library, fast_bmm, linear
+from hf_relpos.products import cpu_gemm
+from hf_relpos.products.cpu_gemm import FastLinear, Library, fast_bmm, linear
 
 
 FAST, SLOW = Library(100.0, 200.0, 1e-7, 3e-7), Library(100.0, 90.0, 1e-7, 3e-7)
@@ -217,7 +217,7 @@ def test_the_environment_decides(monkeypatch):
 GROWTH = """
 from pathlib import Path
 import torch
-from hf_relpos.attention import cpu_gemm
+from hf_relpos.products import cpu_gemm
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20

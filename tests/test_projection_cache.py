@@ -11,8 +11,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from hf_relpos import RelPosBertModel
-from hf_relpos.attention.cpu_gemm import FastLinear
-from hf_relpos.live.low_precision import Bfloat16Linear, Int8Linear
+from hf_relpos.products.cpu_gemm import FastLinear
+from hf_relpos.products.low_precision import Bfloat16Linear, Int8Linear
 from hf_relpos.schemes import projection_cache as kept_projections
 from hf_relpos.schemes.projection_cache import MOST_RESULTS, MOST_ROWS, project
 

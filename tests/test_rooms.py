@@ -12,7 +12,7 @@ ROOT = Path(hf_relpos.__file__).parent
 # Each room may import from those before it; those in one line do not know each other.
 ROOMS = [
     {"version", "deferred", "host"},
-    {"files", "console", "data"},
+    {"files", "console", "data", "products"},
     {"attention"},
     {"schemes"},
     {"models"},

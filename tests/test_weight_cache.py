@@ -11,12 +11,11 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 import hf_relpos
-from hf_relpos.attention import cpu_gemm
-from hf_relpos.attention.cpu_gemm import FastLinear
-from hf_relpos.attention.weight_cache import ATTRIBUTE, WHOLE, sample_of
 from hf_relpos.host.torch import has_packed_weights
-from hf_relpos.live import low_precision
-from hf_relpos.live.low_precision import Bfloat16Linear, Int8Linear
+from hf_relpos.products import cpu_gemm, low_precision
+from hf_relpos.products.cpu_gemm import FastLinear
+from hf_relpos.products.low_precision import Bfloat16Linear, Int8Linear
+from hf_relpos.products.weight_cache import ATTRIBUTE, WHOLE, sample_of
 
 
 ROWS = 64  # of a call that reads packed weights

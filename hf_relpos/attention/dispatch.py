@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from transformers.utils import logging
 
+from ..host.tracing import is_transformed
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
 from .backends.eager import Eager
 from .backends.sdpa import Sdpa
 from .call import AttentionCall, Backend, Finish, unchanged
 from .fourier import with_fourier_features
-from .tracing import is_transformed
 
 
 logger = logging.get_logger(__name__)

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ..host.tracing import is_traced, is_transformed, may_read
 from .context import AttentionContext
 from .masks import finite, is_visible
-from .tracing import is_traced, is_transformed, may_read
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from ..host.tracing import is_traced, may_read
 from .context import AttentionContext
 from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
-from .tracing import is_traced, may_read
 
 
 # The fields of `Terms` and of `ToeplitzTerms` that hold tables of vectors.

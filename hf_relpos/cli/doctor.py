@@ -47,8 +47,8 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     import transformers
 
     from .. import __version__
-    from ..attention.cpu_gemm import bmm_library, linear_library
     from ..live.optimize import rates_of
+    from ..products.cpu_gemm import bmm_library, linear_library
 
     threads = torch.get_num_threads()
     processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} {'threads' if threads > 1 else 'thread'}"

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..attention.cpu_gemm import linear_library, multiplies_bfloat16
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
@@ -19,6 +18,7 @@ from ..families.errors import ConversionError
 from ..families.names import is_scheme
 from ..live.optimize import optimize
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..products.cpu_gemm import linear_library, multiplies_bfloat16
 from .build import build_teacher, fold
 from .held_out import held_out_fidelity, processor_name, speed
 from .plan import Conversion

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..attention.context import moved
-from ..attention.tracing import is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
+from ..host.tracing import is_traced
 
 
 class MismatchError(TypeError):

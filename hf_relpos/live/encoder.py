@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import UnpaddedBatch
+from ..host.tracing import has_contents, is_traced
 from ..host.transformers import CACHE_NAMES, collects_outputs
 from ..models.sequence import Rows
 from . import by_length, contract

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from ..attention.weight_cache import CachingLinear, forget
 from ..models.modeling_relpos_bert import RelPosBertModel
+from ..products.weight_cache import CachingLinear, forget
 from . import contract
 from .check import Check, apply_to, batch_dependence
 from .encoder import SETUP, Setup

@@ -6,14 +6,15 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from ..attention.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packed_rows
-from ..attention.weight_cache import CachingLinear, forget
+from ..products.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packed_rows
+from ..products.low_precision import KINDS, int8_rates
+from ..products.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
 from .comparison import Agreement, Comparison, Sample
 from .find import layers_in, modules_of
 from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
-from .low_precision import KINDS, choose, int8_rates
+from .precision import choose
 from .splade import take_maxima_first
 
 

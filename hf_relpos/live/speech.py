@@ -9,7 +9,7 @@ import torch
 
 from ..attention.formula import Terms
 from ..attention.masks import is_visible
-from ..attention.tracing import has_contents
+from ..host.tracing import has_contents
 from ..host.transformers import collects_outputs
 from ..schemes.scheme import clipped_table
 from .attention import attend_as_stock, prefer_backend, rate_of, split_heads

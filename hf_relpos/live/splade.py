@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..attention.cpu_gemm import FastLinear, has_gradients, is_plain, linear
 from ..host.torch import map_tensors, without_values
+from ..products.cpu_gemm import FastLinear, has_gradients, is_plain, linear
 from .substitute import MADE_OF, substitute_class
 
 

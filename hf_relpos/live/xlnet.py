@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ..attention.context import AttentionContext
-from ..attention.cpu_gemm import linear
 from ..attention.formula import Terms, toeplitz_table
+from ..products.cpu_gemm import linear
 from .arguments import wants
 from .attention import attend_to_batch, offsets_in, split_heads
 from .batch import Batch, PaddedBatch, take_batch

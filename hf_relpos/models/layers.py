@@ -16,8 +16,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from ..attention.call import AttentionCall, LazyMask, SharedTerms
 from ..attention.context import AttentionContext, LayerInputs
 from ..attention.dispatch import run_attention
-from ..attention.tracing import is_traced
 from ..attention.unpadding import RowGroup, UnpaddedBatch
+from ..host.tracing import is_traced
 from ..host.transformers import (
     ACT2FN,
     CACHE,

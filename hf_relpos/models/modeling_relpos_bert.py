@@ -36,9 +36,9 @@ from transformers.utils import logging
 from ..attention.call import SharedTerms
 from ..attention.context import AttentionContext, LayerInputs
 from ..attention.dispatch import AUTO
-from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import UnpaddedBatch
 from ..files import apply_umask
+from ..host.tracing import has_contents, is_traced
 from ..host.transformers import (
     ALL_ATTENTION_FUNCTIONS,
     CACHE,

@@ -27,7 +27,7 @@ from transformers.utils import ModelOutput
 
 from ..attention.context import Positions
 from ..attention.masks import is_visible
-from ..attention.tracing import is_traced
+from ..host.tracing import is_traced
 from ..host.transformers import BertForPreTrainingOutput
 from .installed import INSTALLED
 from .sequence import (

@@ -18,9 +18,9 @@ from ..attention.call import LazyMask
 from ..attention.context import AttentionContext, Positions, TokenInputs
 from ..attention.masks import Visibility, is_visible
 from ..attention.sliding_window import SlidingWindowMask
-from ..attention.tracing import has_contents, is_traced
 from ..attention.unpadding import RowGroup
 from ..host.torch import assert_later
+from ..host.tracing import has_contents, is_traced
 from ..host.transformers import MASK_CACHE, create_bidirectional_mask, create_causal_mask
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import MAX_COUNT

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import nn
 
-from ..attention.cpu_gemm import has_gradients
-from ..attention.tracing import is_traced, is_transformed
-from ..attention.weight_cache import CachingLinear, Snapshot, has_bits, is_unchanged, snapshot
+from ..host.tracing import is_traced, is_transformed
+from ..products.cpu_gemm import has_gradients
+from ..products.weight_cache import CachingLinear, Snapshot, has_bits, is_unchanged, snapshot
 
 
 # Limits on the rows of a cached result, and on the results of one weight (for inputs of different lengths). They keep

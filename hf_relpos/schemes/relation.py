@@ -7,7 +7,7 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
-from ..attention.tracing import is_traced
+from ..host.tracing import is_traced
 from .scheme import Option, Scheme, SharedScheme, choice, integer
 
 

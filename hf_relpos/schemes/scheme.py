@@ -15,7 +15,7 @@ from transformers import initialization as init
 
 from ..attention.context import AttentionContext
 from ..attention.formula import TABLE_FIELDS, Table, Terms
-from ..attention.tracing import is_traced
+from ..host.tracing import is_traced
 
 
 SCHEMES: dict[str, type["Scheme"]] = {}

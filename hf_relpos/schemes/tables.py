@@ -11,7 +11,7 @@ import torch
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms, toeplitz_table
-from ..attention.tracing import is_traced
+from ..host.tracing import is_traced
 from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables, terms_of_tables
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..attention.tracing import is_traced
+from ..host.tracing import is_traced
 from .encodings import t5_bucket
 from .scheme import Scheme, SharedScheme, choice
 

@@ -18,12 +18,12 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from ..attention.cpu_gemm import fast_linears
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.seed import check_seed
 from ..evaluation.inspection import has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..products.cpu_gemm import fast_linears
 from ..schemes.scheme import is_count, is_number
 from .data import WindowBatches, collate
 from .losses import DEFAULT_LOSSES, LOSSES, Batch, Targets, compute_outputs, loss_parts, model_targets

@@ -30,10 +30,10 @@ from hf_relpos.attention.backends import chunked
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.context import Positions
-from hf_relpos.attention.cpu_gemm import Library
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, attend
 from hf_relpos.attention.fourier import FourierTable, geometric, with_fourier_features
+from hf_relpos.products.cpu_gemm import Library
 
 
 HEADS, SIZE, WAVES, PERIOD, KEYS = 3, 8, 3, 23, 9

@@ -15,12 +15,12 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, flex_attention
 
 from ...host.torch import at_least_graphs
+from ...host.tracing import is_traced
 from ..call import AttentionCall
 from ..formula import content_scale, content_vectors, map_tables, position_scores
 from ..masks import finite
 from ..sliding_window import SlidingWindowMask
 from ..toeplitz import OffsetTable, to_toeplitz
-from ..tracing import is_traced
 from .sdpa import unsupported_as_bias
 
 

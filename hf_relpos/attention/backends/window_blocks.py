@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...host.tracing import first_order_only, is_traced, is_transformed
 from ..call import AttentionCall, Backend
 from ..formula import Table, Terms, content_vectors, map_tables
 from ..sliding_window import SlidingWindowMask
-from ..tracing import first_order_only, is_traced, is_transformed
 
 
 QUERIES = 128  # queries of a block

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from ....host.tracing import first_order_only, is_traced
+from ....products.cpu_gemm import bmm_library, fast_bmm, multiplies_bfloat16
 from ...call import AttentionCall, toeplitz_of
-from ...cpu_gemm import bmm_library, fast_bmm, multiplies_bfloat16
 from ...formula import content_vectors
 from ...sliding_window import SlidingWindowMask
 from ...toeplitz import ToeplitzTerms, toeplitz_unsupported
-from ...tracing import first_order_only, is_traced
 from .chunks import ChunkedCall, QueryChunk, groups, schedule
 from .products import Gradients, HeadGroup, Inputs
 from .relative_shift import padded

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...cpu_gemm import has_onednn_bmm
+from ....products.cpu_gemm import has_onednn_bmm
 from ...sliding_window import Block, SlidingWindowMask, merged
 from ...toeplitz import ToeplitzTerms
 

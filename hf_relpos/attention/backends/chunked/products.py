@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ...cpu_gemm import has_onednn_bmm
+from ....products.cpu_gemm import has_onednn_bmm
 from ...toeplitz import OffsetTable
 from .chunks import ALIGNED, ChunkedCall, QueryChunk, rounded_up, workspace
 from .relative_shift import Diagonals, add_product, diagonal_sums

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...cpu_gemm import has_onednn_bmm
+from ....products.cpu_gemm import has_onednn_bmm
 from .chunks import ALIGNED, blocks_at_once, rounded_up, vectors_per_block, workspace
 
 

@@ -39,7 +39,7 @@ from ..host.torch import (
     onednn_matmul,
     pack_weight,
 )
-from .tracing import is_traced, is_transformed
+from ..host.tracing import is_traced, is_transformed
 from .weight_cache import CachingLinear, cached
 
 

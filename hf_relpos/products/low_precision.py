@@ -1,16 +1,11 @@
-"""Linear layers that multiply in a lower precision than their weights have, and which of them do harm in int8."""
+"""Linear layers that multiply in a lower precision than their weights have."""
 
 import functools
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from ..attention.cpu_gemm import has_gradients, linear, linear_library, packed_rows, seconds_of
-from ..attention.tracing import is_traced, is_transformed
-from ..attention.weight_cache import CachingLinear, cached
 from ..host.torch import (
     fits_onednn_linear,
     has_packed_int8,
@@ -20,19 +15,14 @@ from ..host.torch import (
     pack_int8,
     pack_weight,
 )
-from .comparison import Agreement, Comparison
-from .shadow import shadow
+from ..host.tracing import is_traced, is_transformed
+from .cpu_gemm import has_gradients, linear, linear_library, packed_rows, seconds_of
+from .weight_cache import CachingLinear, cached
 
 
 LARGEST = 127  # of an int8, on both sides of zero
 BLOCK = 2**18  # elements of activations that are rounded at a time, in memory that stays in the cache
 TINY = torch.finfo(torch.float32).tiny
-# A layer stays in float32 whose output has a larger error, as a share of its norm.
-LARGEST_ERROR = 0.1
-# So many of the layers with the largest errors stay in float32, one share after the other, until rows agree.
-SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-LEAST_COSINE = 0.995  # mean over the rows
-TAKEN = f"; taken, the fastest with a mean cosine of {LEAST_COSINE} or more"
 
 
 class Bfloat16Linear(CachingLinear):
@@ -171,72 +161,3 @@ def int8_rates() -> Int8Rates:
     rates = {name: 2 * rows.numel() * len(weight) / each / 1e9 for name, each in taken.items()}
     of_packed = rates.get("packed", 0.0)  # 0 where PyTorch has them not, or they differ from the other
     return Int8Rates(rates["float32"], max(rates["matrices"], of_packed), of_packed > rates["matrices"])
-
-
-class Candidate(NamedTuple):
-    """A precision, as a copy of the model has it.
-
-    Attributes:
-        precision: "float32", "bfloat16" or "int8".
-        layers: those of the model that get the class of this precision.
-        model: the copy.
-        agreement: of its outputs with those before.
-        choices: a line for each precision that was compared with it.
-    """
-
-    precision: str
-    layers: list[nn.Linear]
-    model: Any
-    agreement: Agreement
-    choices: str = ""
-
-
-def candidate(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) -> Candidate:
-    """Measure a precision of linear layers on a copy of the model; in int8 of those whose products do no harm."""
-    model = shadow(comparison.model)
-    copies = dict(zip(comparison.model.modules(), model.modules(), strict=True))
-    names = {module: name for name, module in comparison.model.named_modules()}
-    is_int8 = precision == "int8"
-    errors = _errors(comparison, model, [copies[each] for each in layers if each in copies]) if is_int8 else {}
-    ranked = sorted(layers, key=lambda layer: errors.get(copies.get(layer), 0.0), reverse=True)
-    fewest = sum(error > LARGEST_ERROR for error in errors.values()) if precision in KINDS else len(layers)
-    for share in SHARES if is_int8 else SHARES[:1]:
-        exact = ranked[: max(fewest, round(share * len(ranked)))]
-        found = [layer for layer in layers if layer not in exact]
-        for layer in copies.keys() & {*layers}:
-            copies[layer].__class__ = KINDS[precision] if layer in found else type(layer)
-        agreement = comparison.agreement(model, tuple(names.get(layer, "?") for layer in exact if is_int8))
-        if agreement.cosine >= LEAST_COSINE:
-            break
-    return Candidate(precision, found, model, agreement)
-
-
-def choose(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) -> Candidate:
-    """The precision that is asked for; for "auto" the fastest one whose rows agree."""
-    if precision != "auto":
-        return candidate(comparison, layers, precision)
-    names = ["float32", "bfloat16", *(["int8"] if int8_rates().is_faster else [])]
-    found = [candidate(comparison, layers, name) for name in names]
-    taken = seconds_of({each.precision: partial(comparison.outputs, each.model) for each in found}, rounds=3)
-    right = [each for each in found if each.agreement.cosine >= LEAST_COSINE] or found[:1]
-    best = min(right, key=lambda each: taken[each.precision])
-    lines = [
-        f"{each.precision}: {taken[each.precision]:.2g} s, {each.agreement.cosines}{TAKEN if each is best else ''}"
-        for each in found
-    ]
-    return best._replace(choices="\n".join(lines if "int8" in names else [*lines, f"int8: {int8_rates()}"]))
-
-
-def _errors(comparison: Comparison, model: nn.Module, layers: Sequence[Any]) -> dict[Any, float]:
-    """The error of each layer of a copy alone in int8, as a share of the norm of its output."""
-    errors: dict[Any, float] = {}
-
-    def compare(layer: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        rounded = multiply_int8(inputs[0], round_weight(layer.weight), layer.bias)
-        errors[layer] = max(errors.get(layer, 0.0), float((rounded - out).norm() / out.norm().clamp(min=1e-30)))
-
-    hooks = [layer.register_forward_hook(compare) for layer in layers]
-    comparison.outputs(model)
-    for hook in hooks:
-        hook.remove()
-    return errors

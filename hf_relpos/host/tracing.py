@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..host.torch import has_transforms
-from ..host.transformers import is_fake_tensor
+from .torch import has_transforms
+from .transformers import is_fake_tensor
 
 
 def is_traced() -> bool:
