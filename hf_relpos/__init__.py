@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .attention.context import AttentionContext as AttentionContext
     from .attention.formula import Table as Table, Terms as Terms, attend as attend
     from .conversion import convert as convert, export_checkpoint as export_checkpoint
-    from .families.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
-    from .families.loaded import check_loaded as check_loaded
     from .live import optimize as optimize, restore_attention as restore_attention
+    from .loaded.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
+    from .loaded.check import check_loaded as check_loaded
     from .machine import self_check as self_check
     from .models.capabilities import explain_backend as explain_backend
     from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
@@ -47,8 +47,8 @@ _NAMES = {
     ".attention.context": ["AttentionContext"],
     ".attention.formula": ["Table", "Terms", "attend"],
     ".conversion": ["convert", "export_checkpoint"],
-    ".families.buffers": ["fill_buffers", "unfilled_buffers"],
-    ".families.loaded": ["check_loaded"],
+    ".loaded.buffers": ["fill_buffers", "unfilled_buffers"],
+    ".loaded.check": ["check_loaded"],
     ".live": ["optimize", "restore_attention"],
     ".machine": ["self_check"],
     ".models.capabilities": ["explain_backend"],

@@ -16,7 +16,7 @@ from wording import tokenizer
 
 import hf_relpos
 from hf_relpos import registration
-from hf_relpos.families import buffers
+from hf_relpos.loaded import buffers
 
 
 CODE = """

@@ -13,8 +13,8 @@ from test_legacy import NEZHA, nezha_folder
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
+from hf_relpos.checkpoints.errors import ConversionError
 from hf_relpos.conversion.inspect_checkpoint import inspect_checkpoint
-from hf_relpos.families.errors import ConversionError
 from hf_relpos.families.registry import FAMILIES
 
 

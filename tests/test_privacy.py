@@ -11,9 +11,9 @@ from oracles import tiny_sizes
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer, Trainer, TrainingArguments
 
 from hf_relpos import RelPosBertForMaskedLM
+from hf_relpos.checkpoints.privacy import last_name, without_local_paths
 from hf_relpos.conversion import convert
 from hf_relpos.evaluation.loading import load_encoder
-from hf_relpos.families.privacy import last_name, without_local_paths
 from hf_relpos.files import write_json
 
 

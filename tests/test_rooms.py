@@ -12,12 +12,12 @@ ROOT = Path(hf_relpos.__file__).parent
 # Each room may import from those before it; those in one line do not know each other.
 ROOMS = [
     {"version", "deferred", "host"},
-    {"files", "console", "data", "products"},
+    {"files", "console", "data", "checkpoints", "products"},
     {"attention"},
     {"schemes"},
     {"models"},
     {"families"},
-    {"registration"},
+    {"registration", "loaded"},
     {"live"},
     {"autoload"},
     {"evaluation", "machine"},

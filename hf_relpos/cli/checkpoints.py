@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ..checkpoints.paths import check_free, check_source
 from ..console import spinner, timed_step
 from ..data.text import check_texts
-from ..families.paths import check_free, check_source
 from .options import OPTIONS, TEXT, Fields, JsonFile, Overwrite, advanced, parse_options
 from .output import command_output, loading, write_json
 

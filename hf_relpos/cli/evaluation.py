@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..checkpoints.paths import check_source
 from ..console import progress_bar
 from ..data.text import check_texts
-from ..families.paths import check_source
 from .options import OPTIONS, TEXT, Fields, JsonFile, advanced
 from .output import command_output, loading, write_json
 

@@ -6,9 +6,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..checkpoints.errors import abbreviate
+from ..checkpoints.paths import check_source
 from ..console import new_table
-from ..families.errors import abbreviate
-from ..families.paths import check_source
 from .options import JsonFile
 from .output import STDOUT, command_output, loading, write_json
 
@@ -54,7 +54,7 @@ def _differences(source: str, revision: str | None) -> dict[str, str]:
     from transformers import PreTrainedConfig
 
     from ..families.family import first_class
-    from ..families.loaded import check_loaded
+    from ..loaded.check import check_loaded
 
     config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     known = sorted(name for name in config.get("auto_map") or () if name.startswith("AutoModel"))  # AutoModel first

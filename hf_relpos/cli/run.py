@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from .. import autoload
+from ..checkpoints.paths import check_source
 from ..console import plain_errors
 from ..data.text import check_texts
-from ..families.paths import check_source
 from .options import OPTIONS, TEXT, Fields, JsonFile, advanced
 from .output import command_output, loading, write_json
 

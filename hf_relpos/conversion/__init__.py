@@ -5,7 +5,7 @@ model in memory, `exact` or `learn` fit its positions, `verify` and `held_out` c
 `card` say what was done. `methods` has the choices, `folder` the files.
 """
 
-from ..families.errors import ConversionError, PoorConversionWarning
+from ..checkpoints.errors import ConversionError, PoorConversionWarning
 from .export import export_checkpoint
 from .methods import METHODS, Method
 from .pipeline import convert

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData, metadata_load
 
+from ..checkpoints.privacy import last_name
+from ..checkpoints.weights import CARD
 from ..console import markdown_table
-from ..families.checkpoint import CARD
-from ..families.privacy import last_name
 from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from .methods import METHODS

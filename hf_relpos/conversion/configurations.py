@@ -1,15 +1,33 @@
-"""Make the configurations of source and result."""
+"""The configurations of source and result."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from ..families.checkpoint import FIELD_ERRORS, conversion_errors
-from ..families.errors import ConversionError
-from ..families.recognition import CheckpointSpec
+from ..checkpoints.errors import ConversionError, conversion_errors
+from ..checkpoints.files import check_config, read_json
+from ..families.recognition import FIELD_ERRORS, CheckpointSpec
+from ..models.checks import without_kernels
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
 from .methods import Arguments, Method, check_scheme
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json of a checkpoint.
+
+    Raises:
+        ValueError: for a folder without a readable config.json, and a quantised model.
+    """
+    path = folder / "config.json"
+    check_config(folder)
+    config = without_kernels(read_json(path), path)
+    if config.get("quantization_config"):
+        raise ConversionError(
+            f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"
+        )
+    return config
 
 
 def source_config(spec: CheckpointSpec) -> RelPosBertConfig:

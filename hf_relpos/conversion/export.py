@@ -11,11 +11,12 @@ import transformers
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ..families.checkpoint import TOKENIZER_FILES, conversion_errors, download
-from ..families.errors import ConversionError, abbreviate
+from ..checkpoints.errors import ConversionError, abbreviate, conversion_errors
+from ..checkpoints.hub import download
+from ..checkpoints.paths import local_folder
+from ..checkpoints.weights import TOKENIZER_FILES
 from ..families.family import Family
 from ..families.loading import directly_read
-from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, recognise
 from ..families.registry import FAMILIES, NOT_KEPT
 from ..files import write_json

@@ -18,22 +18,21 @@ from pathlib import Path, PureWindowsPath
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from ..families.checkpoint import (
+from ..checkpoints.errors import ConversionError, abbreviate
+from ..checkpoints.files import read_json
+from ..checkpoints.hub import download
+from ..checkpoints.paths import check_free, local_folder
+from ..checkpoints.privacy import without_local_paths
+from ..checkpoints.weights import (
     CARD,
     CHECKPOINT_FILES,
     INDEX,
     PICKLED_FILES,
     TOKENIZER_FILES,
     WEIGHTS,
-    check_link,
-    download,
     has_safetensors,
 )
-from ..families.errors import ConversionError, abbreviate
-from ..families.paths import check_free, local_folder
-from ..families.privacy import without_local_paths
 from ..files import atomic_folder, check_writable, describe_write_error, write_json
-from ..models.checkpoint_files import read_json
 from ..models.saved_code.remote_code import own_files
 
 
@@ -134,7 +133,7 @@ def locate(source: str | Path, revision: str | None = None, allow_pickle: bool =
         allow_pickle: download pickled weights from a repository without safetensors.
 
     Raises:
-        ValueError: for an unknown folder or repository, a failed download, modules whose weights are not in
+        ValueError: for an unknown folder or repository, a failed modules whose weights are not in
             safetensors, and as `read_layout`.
     """
     folder, commit = local_folder(source, revision), None
@@ -312,3 +311,21 @@ def _layout(folder: Path) -> Layout:
     with suppress(ValueError):
         return read_layout(folder)
     return Layout(folder)
+
+
+def check_link(path: Path, folder: Path) -> None:
+    """Reject a link out of its checkpoint folder, since the copy could be any file of this machine.
+
+    Weights are read as tensors and not copied, so they may be anywhere. In the cache of the Hub every file is a link
+    to one of its `blobs`.
+
+    Raises:
+        ConversionError: for such a link; names the link and its target.
+    """
+    real, top = path.resolve(), folder.resolve()
+    places = [top, *(above.parent / "blobs" for above in (top, *top.parents) if above.name == "snapshots")]
+    if not any(place in real.parents for place in places):
+        raise ConversionError(
+            f"{path}: a link out of the folder, to {real}, which would be copied into the result; put the file itself "
+            "there, or remove the link"
+        )

@@ -8,24 +8,18 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 
-from ..families.checkpoint import (
-    CHECKPOINT_FILES,
-    PICKLES,
-    conversion_errors,
-    download,
-    has_safetensors,
-    read_config,
-    tensor_names,
-)
-from ..families.errors import ConversionError, UnsupportedError, abbreviate
+from ..checkpoints.errors import ConversionError, UnsupportedError, abbreviate, conversion_errors
+from ..checkpoints.files import INDEX, WEIGHTS, check_weights, read_json, weight_files
+from ..checkpoints.hub import download
+from ..checkpoints.paths import local_folder
+from ..checkpoints.weights import CHECKPOINT_FILES, PICKLES, has_safetensors, tensor_names
 from ..families.family import first_class
-from ..families.loaded import planned_load
 from ..families.names import TABLE
-from ..families.paths import local_folder
 from ..families.recognition import CheckpointSpec, recognise
 from ..families.registry import FAMILIES, OWN, resemblance
-from ..models.checkpoint_files import INDEX, WEIGHTS, check_weights, read_json, weight_files
+from ..loaded.check import planned_load
 from ..schemes.registry import STOCK_SCHEME
+from .configurations import read_config
 from .folder import MODULES, SENTENCE_CONFIG
 
 

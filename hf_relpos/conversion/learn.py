@@ -9,12 +9,12 @@ import torch
 from rich.console import Console
 
 from ..attention.dispatch import AUTO
+from ..checkpoints.errors import ConversionError
 from ..console import ProgressCallback, progress_bar
 from ..data.batching import pad_rows
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.loading import load_tokenizer
-from ..families.errors import ConversionError
 from ..families.names import is_scheme
 from ..live.optimize import optimize
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..families.errors import ConversionError
+from ..checkpoints.errors import ConversionError
 from ..schemes.registry import SCHEMES
 from ..schemes.scheme import Option, Scheme, integer
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import transformers
 
+from ..checkpoints.errors import PoorConversionWarning, conversion_errors
+from ..checkpoints.weights import read_tensors
 from ..console import spinner
-from ..families.checkpoint import conversion_errors, read_tensors
-from ..families.errors import PoorConversionWarning
 from ..families.recognition import choose_head
 from ..families.tensors import rename_and_validate
 from ..files import write_json

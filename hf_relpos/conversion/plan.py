@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from ..checkpoints.errors import ConversionError
+from ..checkpoints.weights import tensor_names
 from ..data.seed import check_seed
 from ..data.text import pair_fields, paths_or_documents
-from ..families.checkpoint import read_config, tensor_names
-from ..families.errors import ConversionError
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_table
 from ..families.recognition import CheckpointSpec, choose_head, recognise
@@ -20,7 +20,7 @@ from ..families.tensors import Checkpoint
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import scheme_parts
 from ..schemes.scheme import check_options, nearest
-from .configurations import source_config, target_config
+from .configurations import read_config, source_config, target_config
 from .folder import Layout, check_apart, locate
 from .methods import METHODS, Arguments, Method
 

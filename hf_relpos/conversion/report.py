@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..checkpoints.errors import abbreviate
+from ..checkpoints.privacy import last_name
+from ..checkpoints.weights import VOCABULARIES
 from ..evaluation.model_fidelity import Fidelity, failed_thresholds
-from ..families.checkpoint import VOCABULARIES
-from ..families.errors import abbreviate
 from ..families.family import TOKEN_TYPES
 from ..families.names import is_buffer, is_scheme, is_table
-from ..families.privacy import last_name
 from ..families.tensors import Checkpoint
 from ..models.modeling_relpos_bert import HEADS
 

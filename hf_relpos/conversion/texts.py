@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from ..checkpoints.errors import ConversionError, conversion_errors
 from ..data.masking import mask_tokens
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import PairLayout, Windows, cut_windows, pair_windows, unknown_tokens_note
 from ..evaluation.inspection import has_mlm_head
-from ..families.checkpoint import conversion_errors
-from ..families.errors import ConversionError
 from .methods import TOO_FEW
 from .plan import Conversion
 

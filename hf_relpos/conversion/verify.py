@@ -9,9 +9,8 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ..families.checkpoint import FIELD_ERRORS, conversion_errors
-from ..families.errors import ConversionError
-from ..families.recognition import CheckpointSpec
+from ..checkpoints.errors import ConversionError, conversion_errors
+from ..families.recognition import FIELD_ERRORS, CheckpointSpec
 from ..families.registry import NOT_KEPT, OWN
 from ..families.tensors import Checkpoint
 from .build import ARCHITECTURES

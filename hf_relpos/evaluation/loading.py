@@ -19,9 +19,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..families.checkpoint import snapshot
-from ..families.errors import abbreviate
-from ..models.checkpoint_files import check_config, check_local, read_json
+from ..checkpoints.errors import abbreviate
+from ..checkpoints.files import check_config, check_local, read_json
+from ..checkpoints.hub import snapshot
 from ..models.checks import without_kernels
 from ..models.loading import check_encoder
 from ..models.patch import patch_transformers

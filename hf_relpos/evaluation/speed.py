@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import AutoModel, PreTrainedModel
 
+from ..checkpoints.files import read_json
+from ..checkpoints.hub import snapshot
+from ..checkpoints.paths import local_folder
 from ..data.text import TextError, read_texts
-from ..families.checkpoint import snapshot
-from ..families.paths import local_folder
 from ..live import optimize
-from ..models.checkpoint_files import read_json
 from .encoder import pool
 from .loading import load_tokenizer, loading_errors
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..checkpoints.errors import check_shape
 from ..schemes.deberta import KINDS
-from .errors import check_shape
 from .family import MOST, Family, Layout, Positions, first_class
 from .joints import QUERY_KEY_VALUE, Joint
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .errors import ConversionError, check_shape
+from ..checkpoints.errors import ConversionError, check_shape
 
 
 Tensors = dict[str, torch.Tensor]

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from ..models.checkpoint_files import variant_name
+from ..checkpoints.files import variant_name
+from ..checkpoints.hub import snapshot
+from ..checkpoints.weights import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, tensor_names
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import hub_arguments
-from .checkpoint import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, snapshot, tensor_names
 from .family import Family
 from .names import is_buffer, is_table
 from .recognition import CheckpointSpec, recognise

@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
+from ..checkpoints.errors import ConversionError, UnsupportedError, abbreviate, conversion_errors
+from ..checkpoints.privacy import without_local_paths
+from ..checkpoints.weights import tensor_names
 from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
-from .checkpoint import FIELD_ERRORS, conversion_errors, tensor_names
-from .errors import ConversionError, UnsupportedError, abbreviate
 from .family import LEGACY_TERMS, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, Positions, first_class
 from .joints import Tensors, join, split
 from .names import is_scheme, is_table, rename, to_stock
-from .privacy import without_local_paths
 from .registry import FAMILIES, NOT_KEPT, OWN, defaults_of, dropped_fields, family_of, resemblance
 
 
+# What a configuration raises for its fields.
+FIELD_ERRORS = (StrictDataclassError, TypeError, ValueError)
 # Fields of every family that are read before RelPosBertConfig checks them.
 TYPES = {
     "model_type": Rule(lambda value: isinstance(value, str), "a string"),

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checkpoints.errors import ConversionError
 from ..host.declarations import ROFORMER_CAUSAL_MASK
-from .errors import ConversionError
 from .family import MOST, Family, Layout, Positions, first_class
 from .joints import Tensors
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from ..checkpoints.errors import ConversionError, abbreviate, check_shape
 from ..models.loading import in_body
-from .errors import ConversionError, abbreviate, check_shape
 from .joints import stored_name
 from .names import TIES, Tie, is_buffer, is_table
 from .recognition import CheckpointSpec

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .errors import ConversionError
+from ..checkpoints.errors import ConversionError
 from .family import MOST, Family, Layout, Positions, first_class
 from .joints import Tensors, projections
 from .roberta import HEADS

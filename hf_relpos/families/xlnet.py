@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .errors import check_shape
+from ..checkpoints.errors import check_shape
 from .family import Family, Layout, Positions
 from .joints import Joint, Tensors, without_bias
 

@@ -13,8 +13,8 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..checkpoints.files import CONFIG, check_local, read_json
 from ..host.loader import named_in_reports
-from .checkpoint_files import CONFIG, check_local, read_json
 from .configuration_relpos_bert import OtherArchitecture
 from .installed import INSTALLED
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..checkpoints.files import open_tensors, weight_files
+from ..families.loading import state_dict, weights_here
 from ..host.loader import converted_tensors
-from ..models import checkpoint_files
-from .loading import state_dict, weights_here
 
 
 def find_weights(model: PreTrainedModel, source: Any = None) -> list[str]:
@@ -27,7 +27,7 @@ def find_weights(model: PreTrainedModel, source: Any = None) -> list[str]:
         return [place]
     revision = getattr(model.config, "_commit_hash", None) if source is None else None
     folder = weights_here(os.path.expanduser(place), {"revision": revision}) if place else None
-    files = checkpoint_files.weight_files(folder) if folder else []
+    files = weight_files(folder) if folder else []
     if not files:
         raise ValueError(
             f"{place or type(model).__name__}: no safetensors to compare the model with; give source, the folder or "
@@ -56,7 +56,7 @@ def stored_tensors(
     owner: dict[str, Any] = {}
     with ExitStack() as stack:
         for path in files:
-            file = stack.enter_context(checkpoint_files.open_tensors(path))
+            file = stack.enter_context(open_tensors(path))
             owner |= dict.fromkeys(file.keys(), file)
 
         def read(name: str) -> torch.Tensor:

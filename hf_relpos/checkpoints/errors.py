@@ -1,6 +1,7 @@
-"""Errors and warnings of conversions."""
+"""Errors and warnings of checkpoints and of their conversion."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class ConversionError(ValueError):
@@ -32,3 +33,14 @@ def check_shape(name: str, shape: Iterable[int], expected: Iterable[int]) -> Non
             f"{name} has shape {found}, and config.json makes it {wanted}; correct config.json or take the weights "
             "that belong to it"
         )
+
+
+@contextmanager
+def conversion_errors(prefix: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Raise errors of a block as a ConversionError, with a prefix; a ConversionError as it is."""
+    try:
+        yield
+    except ConversionError:
+        raise
+    except kinds as error:
+        raise ConversionError(f"{prefix}{error}") from error

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from ..families.registry import resemblance
 from .buffers import fill_buffers, find_differences, initialised_by_stock, models_in
-from .registry import resemblance
 from .stored import find_weights, stored_tensors
 
 
