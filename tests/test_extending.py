@@ -48,7 +48,7 @@ def test_the_family():
     exec(FAMILY, names)
     family = names["family"]
     assert family.heads({})["MyBertForMaskedLM"] == "BertForMaskedLM" and family.positions({}).scheme == "alibi"
-    found = to_stock("bert.encoder.layer.1.self_attention.q.weight", False, family.parts, family.of_layers({}))
+    found = to_stock("bert.encoder.layer.1.self_attention.q.weight", False, family.parts({}))
     assert found == "bert.encoder.layer.1.attention.self.query.weight"
 
 

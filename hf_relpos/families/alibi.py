@@ -16,12 +16,16 @@ from .joints import exchanged_halves, projections
 # Activations of the feed-forward by its type; the heads use `hidden_act`. "original" is a feed-forward without a gate.
 ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 BERT_DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12}
-GATED = {"mlp.gated_layers": "intermediate.dense", "mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"}
+GATED = {
+    "*.mlp.gated_layers": "*.intermediate.dense",
+    "*.mlp.wo": "*.output.dense",
+    "*.mlp.layernorm": "*.output.LayerNorm",
+}
 # Of the variant for code, which its repository or the field that its tensors set tells.
 FOR_CODE = {
-    "mlp.down_layer": "output.dense",
-    "layer_norm_1": "attention.output.second_norm",
-    "layer_norm_2": "output.LayerNorm",
+    "*.mlp.down_layer": "*.output.dense",
+    "*.layer_norm_1": "*.attention.output.second_norm",
+    "*.layer_norm_2": "*.output.LayerNorm",
 }
 CODE_GATE, CODE_REPOSITORY, CODE_VARIANT = ".mlp.up_gated_layer.", "qk-post-norm", "_code_variant"
 
@@ -64,7 +68,7 @@ def _is_for_code(config: Mapping[str, Any]) -> bool:
     return bool(config.get(CODE_VARIANT)) or CODE_REPOSITORY in str(config.get("auto_map"))
 
 
-def _jina_layers(config: Mapping[str, Any]) -> dict[str, str]:
+def _jina_parts(config: Mapping[str, Any]) -> dict[str, str]:
     if _is_for_code(config):
         return FOR_CODE
     return GATED if config.get("feed_forward_type", "original") in ACTIVATIONS else {}
@@ -86,7 +90,7 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("Bert",),
         suffixes=("Model", "ForMaskedLM", "ForSequenceClassification"),
         title="MosaicBERT, DNABERT-2, DNABERT-S, mRNABERT",
-        of_layers=lambda config: GATED,
+        parts=lambda config: GATED,
         joints=lambda config: [projections(".attention.self.Wqkv.")],
         # the field marks an exported model; its value has no effect
         defaults={"attention_probs_dropout_prob": 0.0, "alibi_starting_size": 512},
@@ -108,7 +112,7 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("JinaBert", "Bert"),
         suffixes=ALL,
         title="JinaBERT v2: embeddings, rerankers",
-        of_layers=_jina_layers,
+        parts=_jina_parts,
         joints=lambda config: [exchanged_halves(CODE_GATE, ".intermediate.dense.")] if _is_for_code(config) else [],
         only={
             "feed_forward_type": (["original", *ACTIVATIONS], "it is unknown"),

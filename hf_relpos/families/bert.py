@@ -19,7 +19,7 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("Nezha", "Bert"),
         suffixes=ALL,
         title="NEZHA",
-        parts={"nezha": "bert"},
+        parts=lambda config: {"nezha": "bert"},
         stock="bert",
         defaults={
             "vocab_size": 21128,
@@ -46,7 +46,7 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("Electra",),
         suffixes=("Model", "ForMaskedLM", "ForCausalLM", "ForTokenClassification", "ForQuestionAnswering"),
         title="ELECTRA",
-        parts={
+        parts=lambda config: {
             "electra": "bert",
             "embeddings_project": "embeddings.embeddings_project",
             "generator_predictions": "cls.predictions.transform",
@@ -62,7 +62,7 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("Ernie",),
         suffixes=(*ALL, "ForCausalLM"),
         title="ERNIE",
-        parts={"ernie": "bert"},
+        parts=lambda config: {"ernie": "bert"},
         stock="ernie",
         legacy_types=LEGACY_TYPES,
         layout=Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",)),

@@ -117,7 +117,7 @@ def _join_heads(config: Mapping[str, Any], name: str, *parts: torch.Tensor) -> I
 def _family(prefix: str, of_layers: dict[str, str], terms: list[str], **fields: Any) -> Family:
     return Family(
         class_prefixes=(prefix,),
-        parts={
+        parts=lambda config: {
             "deberta": "bert",
             "encoder.rel_embeddings": "encoder.distance_embedding.rel_embeddings",
             "encoder.LayerNorm": "encoder.distance_embedding.LayerNorm",
@@ -127,8 +127,8 @@ def _family(prefix: str, of_layers: dict[str, str], terms: list[str], **fields: 
             "lm_predictions.lm_head.bias": "cls.predictions.bias",
             # a name that 5.14 ties to the word embeddings
             "lm_predictions.lm_head.weight": "cls.predictions.decoder.weight",
+            **of_layers,
         },
-        of_layers=lambda config: of_layers,
         # optional ones, which are not among the fields of Transformers' classes
         dropped_fields=(
             "attention_head_size",
@@ -152,11 +152,11 @@ FAMILIES: dict[str, Family] = {
     "deberta-v2": _family(
         "DebertaV2",
         {
-            "attention.self.query_proj": "attention.self.query",
-            "attention.self.key_proj": "attention.self.key",
-            "attention.self.value_proj": "attention.self.value",
-            "attention.self.pos_key_proj": "attention.self.distance_embedding.pos_key_proj",
-            "attention.self.pos_query_proj": "attention.self.distance_embedding.pos_query_proj",
+            "*.attention.self.query_proj": "*.attention.self.query",
+            "*.attention.self.key_proj": "*.attention.self.key",
+            "*.attention.self.value_proj": "*.attention.self.value",
+            "*.attention.self.pos_key_proj": "*.attention.self.distance_embedding.pos_key_proj",
+            "*.attention.self.pos_query_proj": "*.attention.self.distance_embedding.pos_query_proj",
         },
         ["p2c", "c2p"],
         suffixes=(*MOST, "ForMultipleChoice"),
@@ -170,10 +170,10 @@ FAMILIES: dict[str, Family] = {
     "deberta": _family(
         "Deberta",
         {
-            "attention.self.pos_proj": "attention.self.distance_embedding.pos_key_proj",
-            "attention.self.pos_q_proj": "attention.self.distance_embedding.pos_query_proj",
-            "attention.self.q_bias": "attention.self.query.bias",
-            "attention.self.v_bias": "attention.self.value.bias",
+            "*.attention.self.pos_proj": "*.attention.self.distance_embedding.pos_key_proj",
+            "*.attention.self.pos_q_proj": "*.attention.self.distance_embedding.pos_query_proj",
+            "*.attention.self.q_bias": "*.attention.self.query.bias",
+            "*.attention.self.v_bias": "*.attention.self.value.bias",
         },
         ["c2p", "p2c"],
         suffixes=MOST,

@@ -75,10 +75,9 @@ class Family:
         class_prefixes: prefixes of the names of its classes.
         suffixes: keys of `COUNTERPARTS`: the heads with the same outputs as BERT's.
         title: name in documents.
-        parts: BERT's names by its own, as for `names.rename`.
-        of_layers: function from a configuration to the same for parts that follow the number of a layer.
+        parts: function from a configuration to BERT's names by its own, as for `names.rename`.
         joints: function from a configuration to tensors that do not correspond to BERT's one to one. Names that
-            `parts` and `of_layers` cover do not change.
+            `parts` covers do not change.
         stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type);
             None if there is none, so that no outputs can be compared.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them (see
@@ -125,8 +124,7 @@ class Family:
     class_prefixes: tuple[str, ...]
     suffixes: tuple[str, ...]
     title: str
-    parts: dict[str, str] = field(default_factory=dict)
-    of_layers: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
+    parts: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
     joints: Callable[[Mapping[str, Any]], Iterable[Joint]] = lambda config: ()
     stock: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)

@@ -11,17 +11,15 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("MPNet",),
         suffixes=(*MOST, "ForMultipleChoice"),
         title="MPNet",
-        parts={
+        parts=lambda config: {
             "mpnet": "bert",
             "encoder.relative_attention_bias": "encoder.distance_embedding.relative_attention_bias",
             **HEADS,
-        },
-        of_layers=lambda config: {
-            "attention.attn.q": "attention.self.query",
-            "attention.attn.k": "attention.self.key",
-            "attention.attn.v": "attention.self.value",
-            "attention.attn.o": "attention.output.dense",
-            "attention.LayerNorm": "attention.output.LayerNorm",
+            "*.attention.attn.q": "*.attention.self.query",
+            "*.attention.attn.k": "*.attention.self.key",
+            "*.attention.attn.v": "*.attention.self.value",
+            "*.attention.attn.o": "*.attention.output.dense",
+            "*.attention.LayerNorm": "*.attention.output.LayerNorm",
         },
         stock="mpnet",
         only={

@@ -68,17 +68,15 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("NomicBert",),
         suffixes=("Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
         title="NomicBERT",
-        parts={
+        parts=lambda config: {
             "nomic_bert": "bert",
             "emb_ln": "embeddings.LayerNorm",
             "layers": "layer",
             "cls.predictions.transform.layer_norm": "cls.predictions.transform.LayerNorm",
-        },
-        of_layers=lambda config: {
-            "attn.out_proj": "attention.output.dense",
-            "mlp.fc2": "output.dense",
-            "norm1": "attention.output.LayerNorm",
-            "norm2": "output.LayerNorm",
+            "*.attn.out_proj": "*.attention.output.dense",
+            "*.mlp.fc2": "*.output.dense",
+            "*.norm1": "*.attention.output.LayerNorm",
+            "*.norm2": "*.output.LayerNorm",
         },
         joints=_joints,
         renamed_fields={

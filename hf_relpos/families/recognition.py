@@ -148,18 +148,18 @@ class CheckpointSpec:
         if family.layers:
             shared = enumerate(family.layers(self.config))
             names = [name.replace(old, f"encoder.layer.{number}.") for number, old in shared if old in name] or names
-        return [to_stock(each, base, family.parts, family.of_layers(self.config)) for each in names]
+        return [to_stock(each, base, family.parts(self.config)) for each in names]
 
     def original_name(self, name: str) -> str:
         """The inverse of `rename` after `pack`, for a family without a class in Transformers; empty for none."""
-        family, config = self.family, self.config
+        family = self.family
         if name.startswith("pooler.") and not family.pools:
             return ""
-        parts = family.written(config)
-        parts |= {new: old for old, new in family.parts.items() if new not in parts}
+        parts = family.written(self.config)
+        parts |= {new: old for old, new in family.parts(self.config).items() if new not in parts}
         if any(not own and f".{ours}." in f".{name}." for ours, own in parts.items()):
             return ""
-        return rename(name, parts, {new: old for old, new in family.of_layers(config).items()})
+        return rename(name, parts)
 
 
 def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> CheckpointSpec:

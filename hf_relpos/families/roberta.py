@@ -17,7 +17,7 @@ def _family(stock: str, prefix: str, title: str) -> Family:
         class_prefixes=(prefix,),
         suffixes=(*MOST, "ForCausalLM", "ForMultipleChoice"),
         title=title,
-        parts={"roberta": "bert", **HEADS},
+        parts=lambda config: {"roberta": "bert", **HEADS},
         stock=stock,
         always_gelu=True,
         legacy_types=LEGACY_TYPES,

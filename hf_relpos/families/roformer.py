@@ -70,7 +70,7 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("RoFormer",),
         suffixes=(*MOST, "ForCausalLM"),
         title="RoFormer",
-        parts={
+        parts=lambda config: {
             "roformer": "bert",
             "embeddings_project": "embeddings.embeddings_project",
             "classifier.dense": "pooler.dense",

@@ -73,16 +73,15 @@ FAMILIES: dict[str, Family] = {
         class_prefixes=("XLNet",),
         suffixes=("Model", "ForTokenClassification", "ForQuestionAnsweringSimple"),
         title="XLNet",
-        parts={"transformer": "bert", "word_embedding": "embeddings.word_embeddings", "layer": "encoder.layer"},
-        of_layers=lambda config: {
-            **{
-                f"rel_attn.{name}": f"attention.self.distance_embedding.{name}"
-                for name in ("r", "r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")
-            },
-            "rel_attn.layer_norm": "attention.output.LayerNorm",
-            "ff.layer_norm": "output.LayerNorm",
-            "ff.layer_1": "intermediate.dense",
-            "ff.layer_2": "output.dense",
+        parts=lambda config: {
+            "transformer": "bert",
+            "word_embedding": "embeddings.word_embeddings",
+            "layer": "encoder.layer",
+            "*.rel_attn.layer_norm": "*.attention.output.LayerNorm",
+            "*.rel_attn": "*.attention.self.distance_embedding",  # of what JOINTS leaves
+            "*.ff.layer_norm": "*.output.LayerNorm",
+            "*.ff.layer_1": "*.intermediate.dense",
+            "*.ff.layer_2": "*.output.dense",
         },
         joints=lambda config: JOINTS,
         stock="xlnet",
