@@ -15,10 +15,10 @@ from ..checkpoints.errors import ConversionError, abbreviate, conversion_errors
 from ..checkpoints.hub import download
 from ..checkpoints.paths import local_folder
 from ..checkpoints.weights import TOKENIZER_FILES
-from ..families.family import Family
+from ..families.family import NOT_KEPT, Family
 from ..families.loading import directly_read
-from ..families.recognition import CheckpointSpec, recognise
-from ..families.registry import FAMILIES, NOT_KEPT
+from ..families.recognition import recognise
+from ..families.registry import FAMILIES
 from ..files import write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
@@ -68,7 +68,7 @@ def export_checkpoint(
     target = check_target(out, overwrite, source if isinstance(source, str | Path) else None)
     model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
     spec = _spec(model)
-    stock = None if spec.family.stock is None else _stock_model(model, spec)
+    stock = None if spec.stock is None else _stock_model(model, spec)
     origin = _origin(model)
     with new_folder(out, target, overwrite) as unfinished:
         if stock is None:
@@ -110,7 +110,7 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
     return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
 
 
-def _spec(model: RelPosBertPreTrainedModel) -> CheckpointSpec:
+def _spec(model: RelPosBertPreTrainedModel) -> Family:
     """The description of the exported checkpoint.
 
     Raises:
@@ -148,7 +148,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> CheckpointSpec:
     return spec
 
 
-def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
+def _fields(config: RelPosBertConfig, family: type[Family]) -> dict[str, Any]:
     """config.json of the architecture: common fields from our configuration, the others from `converted_from`."""
     ours, fields = RelPosBertConfig().to_dict(), json.loads(config.to_json_string(use_diff=False))
     theirs = CONFIG_MAPPING[family.stock or "bert"]().to_dict()
@@ -158,7 +158,7 @@ def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: CheckpointSpec) -> None:
+def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Family) -> None:
     """Write config.json and model.safetensors in the layout of an architecture without a class in Transformers.
 
     Tied tensors are written once; the architecture's code ties them again.
@@ -177,13 +177,13 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Ch
 
 
 @torch.no_grad()
-def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec) -> PreTrainedModel:
+def _stock_model(model: RelPosBertPreTrainedModel, spec: Family) -> PreTrainedModel:
     """The model of Transformers' class, with the same tensors.
 
     Raises:
         ConversionError: for tensors of the model that the class does not have.
     """
-    config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(spec.config)
+    config = CONFIG_MAPPING[str(spec.stock)].from_dict(spec.config)
     with torch.device("meta"):
         stock = getattr(transformers, spec.head)(config)
     base = spec.architecture == "BertModel"

@@ -18,7 +18,7 @@ from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import hub_arguments
 from .family import Family
 from .names import is_buffer, is_table
-from .recognition import CheckpointSpec, recognise
+from .recognition import recognise
 from .registry import FAMILIES, family_of, resemblance as resemblance
 from .tensors import rename_tensors
 
@@ -27,7 +27,7 @@ from .tensors import rename_tensors
 MARKED = {family.marks for family in FAMILIES.values() if family.told_by_tensors}
 
 
-def directly_read(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
+def directly_read(config: Mapping[str, Any], names: Iterable[str] = ()) -> type[Family] | None:
     """The directly read family that configuration or tensors show; None for none."""
     family = FAMILIES.get(family_of(config, names)[0])
     return family if family and family.read_directly else None
@@ -161,6 +161,6 @@ def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
     return folder if has_safetensors(folder, variant) else fetch((*SAFETENSORS_FILES, *PICKLED_FILES))
 
 
-def _fields(spec: CheckpointSpec) -> dict[str, Any]:
+def _fields(spec: Family) -> dict[str, Any]:
     dtype = spec.config.get("dtype", spec.config.get("torch_dtype"))
     return {**spec.fields, **({} if dtype is None else {"dtype": dtype}), "model_type": RelPosBertConfig.model_type}

@@ -12,23 +12,35 @@ HEADS = {
 }
 
 
-def _family(stock: str, prefix: str, title: str) -> Family:
-    return Family(
-        class_prefixes=(prefix,),
-        suffixes=(*MOST, "ForCausalLM", "ForMultipleChoice"),
-        title=title,
-        parts=lambda config: {"roberta": "bert", **HEADS},
-        stock=stock,
-        always_gelu=True,
-        legacy_types=LEGACY_TYPES,
-        padding=lambda config: config["pad_token_id"],
-        tokenizer=f"{prefix}Tokenizer",
-        layout=Layout("RoBERTa", (r"(^|\.)roberta\.",)),
-    )
+class Roberta(Family, name="roberta"):
+    """RoBERTa."""
+
+    class_prefixes: tuple[str, ...] = ("Roberta",)
+    suffixes = (*MOST, "ForCausalLM", "ForMultipleChoice")
+    title = "RoBERTa"
+    parts = {"roberta": "bert", **HEADS}
+    stock = "roberta"
+    always_gelu = True
+    legacy_types = LEGACY_TYPES
+    layout = Layout("RoBERTa", (r"(^|\.)roberta\.",))
+
+    def padding(self) -> int | None:
+        """The field of the padding token."""
+        found: int = self.config["pad_token_id"]
+        return found
 
 
-FAMILIES: dict[str, Family] = {
-    "roberta": _family("roberta", "Roberta", "RoBERTa"),
-    "xlm-roberta": _family("xlm-roberta", "XLMRoberta", "XLM-RoBERTa"),
-    "camembert": _family("camembert", "Camembert", "CamemBERT"),
-}
+class XLMRoberta(Roberta, name="xlm-roberta"):
+    """XLM-RoBERTa."""
+
+    class_prefixes = ("XLMRoberta",)
+    title = "XLM-RoBERTa"
+    stock = "xlm-roberta"
+
+
+class Camembert(Roberta, name="camembert"):
+    """CamemBERT."""
+
+    class_prefixes = ("Camembert",)
+    title = "CamemBERT"
+    stock = "camembert"
