@@ -25,7 +25,6 @@ class Albert(Family, name="albert"):
         "*.ffn_output": "*.output.dense",
         "*.full_layer_layer_norm": "*.output.LayerNorm",
     }
-    stock = "albert"
     # of the published files; Transformers' class ignores them
     dropped_fields = ("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     renamed_fields = {"classifier_dropout_prob": "classifier_dropout"}

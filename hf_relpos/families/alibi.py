@@ -33,6 +33,7 @@ CODE_GATE, CODE_REPOSITORY, CODE_VARIANT = ".mlp.up_gated_layer.", "qk-post-norm
 class _Alibi(Family):
     """What both have."""
 
+    stock = None
     computes_positions = True
     told_by_tensors = True
     read_directly = True

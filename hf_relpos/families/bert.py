@@ -35,10 +35,11 @@ class Own(Family):
         kept = {key: value for key, value in without_local_paths(config).items() if key != "auto_map"}
         super().__init__(kept, folder)
         with conversion_errors(f"{folder / 'config.json'}: ", FIELD_ERRORS):
-            self.own: RelPosBertConfig = RelPosBertConfig.from_dict(kept)
-        name = self.own.position_embedding_type
+            own: RelPosBertConfig = RelPosBertConfig.from_dict(kept)
+        name, options = own.position_embedding_type, dict(own.position_options or {})
+        self.positions = Positions(own.has_absolute_table, None if name == STOCK_SCHEME else name, options)
         self.evidence = f"position_embedding_type = {name!r}"
-        if inputs := ", ".join(sorted(self.own.required_inputs)):
+        if inputs := ", ".join(sorted(own.required_inputs)):
             raise ConversionError(
                 f"{folder}: {self.evidence} needs inputs besides the tokens ({inputs}), which no method of conversion "
                 "has; only one that needs none can be converted"
@@ -47,12 +48,6 @@ class Own(Family):
             raise ConversionError(
                 f"{folder}: {self.evidence}: with {STOCK_SCHEME!r} in a combination it cannot be converted"
             )
-
-    def find_positions(self) -> Positions:
-        """Those of its configuration."""
-        name = self.own.position_embedding_type
-        options = dict(self.own.position_options or {})
-        return Positions(self.own.has_absolute_table, None if name == STOCK_SCHEME else name, options)
 
     @classmethod
     def ignored_fields(cls, config: Iterable[str]) -> set[str]:
@@ -66,7 +61,6 @@ class Bert(Family, name="bert"):
     class_prefixes = ("Bert",)
     suffixes = (*ALL, "LMHeadModel")
     title = "BERT"
-    stock = "bert"
     legacy_types = LEGACY_TYPES
 
 
@@ -115,7 +109,6 @@ class Electra(Family, name="electra"):
         "generator_lm_head.weight": "cls.predictions.decoder.weight",
         "generator_lm_head.bias": "cls.predictions.bias",
     }
-    stock = "electra"
     legacy_types = LEGACY_TYPES
     always_gelu = True
     layout = Layout("ELECTRA", (r"(^|\.)(electra|generator_\w+|discriminator_\w+)\.",))
@@ -128,6 +121,5 @@ class Ernie(Family, name="ernie"):
     suffixes = (*ALL, "ForCausalLM")
     title = "ERNIE"
     parts = {"ernie": "bert"}
-    stock = "ernie"
     legacy_types = LEGACY_TYPES
     layout = Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",))

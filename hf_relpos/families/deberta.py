@@ -114,7 +114,6 @@ class DebertaV2(_Deberta, name="deberta-v2"):
         "*.attention.self.pos_key_proj": "*.attention.self.distance_embedding.pos_key_proj",
         "*.attention.self.pos_query_proj": "*.attention.self.distance_embedding.pos_query_proj",
     }
-    stock = "deberta-v2"
     published = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
     layout = Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",))
 
@@ -164,7 +163,6 @@ class Deberta(_Deberta, name="deberta"):
         "*.attention.self.q_bias": "*.attention.self.query.bias",
         "*.attention.self.v_bias": "*.attention.self.value.bias",
     }
-    stock = "deberta"
     only = {"talking_head": ([False, None], "scores are mixed between heads, which AutoModel of Transformers reads")}
     published = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
     layout = Layout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",))

@@ -25,7 +25,6 @@ class DistilBert(Family, name="distilbert"):
         "*.ffn.lin2": "*.output.dense",
         "*.output_layer_norm": "*.output.LayerNorm",
     }
-    stock = "distilbert"
     dropped_fields = ("tie_weights_",)
     renamed_fields = {
         "dim": "hidden_size",

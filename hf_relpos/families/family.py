@@ -104,8 +104,8 @@ class Family:
         suffixes: keys of `COUNTERPARTS`: the heads with the same outputs as BERT's.
         title: name in documents.
         parts: BERT's names by its own, as for `names.rename`.
-        stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type);
-            None if there is none, so that no outputs can be compared.
+        stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type),
+            by default its name; None if there is none, so that no outputs can be compared.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them.
         dropped_fields: fields of its config.json that neither ours nor `stock` has, and that mean nothing here (see
             `ignored_fields`).
@@ -139,7 +139,7 @@ class Family:
     suffixes: tuple[str, ...]
     title: str
     parts: dict[str, str] = {}
-    stock: str | None = None
+    stock: str | None
     defaults: dict[str, Any] = {}
     dropped_fields: tuple[str, ...] = ()
     renamed_fields: dict[str, str] = {}
@@ -164,6 +164,8 @@ class Family:
     def __init_subclass__(cls, name: str = "") -> None:
         super().__init_subclass__()
         cls.name = name
+        if name and not hasattr(cls, "stock"):
+            cls.stock = name
 
     def __init__(self, config: Mapping[str, Any], folder: Path = Path()) -> None:
         self.config, self.folder = dict(config), folder

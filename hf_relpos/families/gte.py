@@ -34,6 +34,7 @@ class New(Family, name="new"):
     suffixes = (*MOST, "ForMultipleChoice")
     title = "GTE, stella"
     parts = {"new": "bert", **PARTS}
+    stock = None
     defaults = {"max_position_embeddings": 2048, "type_vocab_size": 1, "attention_probs_dropout_prob": 0.0}
     only = {
         "position_embedding_type": (["rope"], OWN_CODE),

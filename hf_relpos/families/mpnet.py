@@ -24,7 +24,6 @@ class MPNet(Family, name="mpnet"):
         "*.attention.attn.o": "*.attention.output.dense",
         "*.attention.LayerNorm": "*.attention.output.LayerNorm",
     }
-    stock = "mpnet"
     only = {
         "relative_attention_num_buckets": (
             [BUCKETS, None],

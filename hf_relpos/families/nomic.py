@@ -35,6 +35,7 @@ class NomicBert(Family, name="nomic_bert"):
         "*.norm1": "*.attention.output.LayerNorm",
         "*.norm2": "*.output.LayerNorm",
     }
+    stock = None
     renamed_fields = {
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",

@@ -15,19 +15,17 @@ HEADS = {
 class Roberta(Family, name="roberta"):
     """RoBERTa."""
 
-    class_prefixes: tuple[str, ...] = ("Roberta",)
+    class_prefixes = ("Roberta",)
     suffixes = (*MOST, "ForCausalLM", "ForMultipleChoice")
     title = "RoBERTa"
     parts = {"roberta": "bert", **HEADS}
-    stock = "roberta"
     always_gelu = True
     legacy_types = LEGACY_TYPES
     layout = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 
-    def padding(self) -> int | None:
+    def padding(self) -> int:
         """The field of the padding token."""
-        found: int = self.config["pad_token_id"]
-        return found
+        return int(self.config["pad_token_id"])
 
 
 class XLMRoberta(Roberta, name="xlm-roberta"):

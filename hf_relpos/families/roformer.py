@@ -36,7 +36,6 @@ class RoFormer(Family, name="roformer"):
         "classifier.dense": "pooler.dense",
         "classifier.out_proj": "classifier",
     }
-    stock = "roformer"
     only = {
         "rotary_value": (
             [False, None],

@@ -37,6 +37,7 @@ class _Flash(Family):
         "*.norm1": "*.attention.output.LayerNorm",
         "*.norm2": "*.output.LayerNorm",
     }
+    stock = None
     only = {"position_embedding_type": (["absolute", "rotary"], "other positions are not read here")}
     always_gelu = True
     read_directly = True
@@ -140,8 +141,7 @@ class XLMRobertaFlash(_Flash, name="xlm_roberta_flash"):
 
     def padding(self) -> int:
         """The field of the padding token, which absolute positions begin after."""
-        found: int = self.config["pad_token_id"]
-        return found
+        return int(self.config["pad_token_id"])
 
 
 class JinaEmbeddingsV3(_Flash, name="jina_embeddings_v3"):

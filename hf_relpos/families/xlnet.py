@@ -41,7 +41,6 @@ class XLNet(Family, name="xlnet"):
         "*.ff.layer_1": "*.intermediate.dense",
         "*.ff.layer_2": "*.output.dense",
     }
-    stock = "xlnet"
     renamed_fields = {
         "d_model": "hidden_size",
         "n_layer": "num_hidden_layers",
