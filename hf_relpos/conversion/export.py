@@ -91,7 +91,7 @@ def _origin(model: RelPosBertPreTrainedModel) -> Path | None:
     if not name:
         return None
     with suppress(ConversionError):
-        return local_folder(name) or download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))[0]
+        return local_folder(name) or download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))
     return None
 
 

@@ -55,7 +55,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
     """
     files = (*CHECKPOINT_FILES, SENTENCE_CONFIG, MODULES)
     here = local_folder(source, revision)
-    folder = here or download(str(source), revision, "", files)[0]
+    folder = here or download(str(source), revision, "", files)
     config = read_config(folder)
     weights = weight_files(folder)
     check_weights(weights)
