@@ -9,7 +9,7 @@ from torch import nn
 from . import deberta, mpnet, roformer, t5, xlnet
 from .attention import BatchAsMask
 from .foreign import is_stock, modules_in
-from .speech import RelativeKey
+from .speech import attend_by_offset
 from .substitute import stock_class, substitute_class
 
 
@@ -132,5 +132,5 @@ def give_speech(root: nn.Module) -> int:
         and all(each.device.type == "cpu" for each in part.parameters())
     ]
     for part in found:
-        part.__class__ = substitute_class(type(part), RelativeKey)
+        part.__class__ = substitute_class(type(part), attend_by_offset)
     return len(found)
