@@ -15,7 +15,7 @@ from ..models.sequence import Rows
 from . import by_length, contract
 from .arguments import parameters_of, wants
 from .attention import prefer_backend
-from .batch import Batch, MismatchError, PaddedBatch, running
+from .batch import MismatchError, padded_batch, running
 from .calls import CALLS
 from .foreign import foreign_part, has_stock_attention, is_watched
 from .own import Padded
@@ -137,14 +137,14 @@ class Plan:
     Attributes:
         real: (B, L), True for tokens.
         batch: the batch at the levels `contract` and `own`; None to compute it by length.
-        by_token: names of the arguments (B or 1, L, …).
+        by_token: names of the arguments (B or 1, L, …); none where padding stays.
         by_row: names of the arguments (B, …).
         positions: (B or 1, L), where the encoder is told; None where it finds them itself.
         as_tuple: whether the caller wants a tuple of an encoder that would return one.
     """
 
     real: torch.Tensor
-    batch: Batch | None
+    batch: UnpaddedBatch | None
     by_token: tuple[str, ...] = ()
     by_row: tuple[str, ...] = ()
     positions: torch.Tensor | None = None
@@ -157,7 +157,7 @@ class Plan:
             given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
         rows = self.real.shape[0]
         given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
-        if isinstance(self.batch, PaddedBatch):
+        if self.batch is not None and not by_token:
             with running(self.batch):
                 outputs = forward(**given)
         elif self.batch is not None:
@@ -214,7 +214,7 @@ def plan_of(
     plan = _without_padding(encoder, setup, names, given, real, is_windowed) if unpads else None
     # stock attends to all keys of a row without a token; of ours only DeBERTa's parts do
     if plan is None and attends and (setup.padded == "always" or bool(real.any(1).all())):
-        plan = Plan(real, PaddedBatch.of(real))
+        plan = Plan(real, padded_batch(real))
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
     return replace(plan, as_tuple=True) if takes_return_dict and asked is False else plan
