@@ -18,7 +18,7 @@ from .attention import prefer_backend
 from .batch import MismatchError, padded_batch, running
 from .calls import CALLS
 from .foreign import foreign_part, has_stock_attention, is_watched
-from .own import Padded
+from .own import OwnParts
 
 
 Level = Literal["contract", "own", "by length"]
@@ -48,7 +48,7 @@ class Setup:
 
     Attributes:
         level: of docs/live.md.
-        padded: of `OwnParts`, whose attention computes these calls.
+        own: the parts of the encoder that are replaced, and compute calls with padding, too; None for none.
         sides: where a row's padding may stand to be taken out: "right", "left".
         pads: ids of the padding token; a position is padding if its mask is 0 and it has one of them.
         trusts_mask: whether the mask alone says what is padding.
@@ -70,7 +70,7 @@ class Setup:
     """
 
     level: Level
-    padded: Padded = "never"
+    own: OwnParts | None = None
     sides: tuple[str, ...] = ("right", "left")
     pads: tuple[int, ...] = ()
     trusts_mask: bool = False
@@ -187,10 +187,10 @@ def plan_of(
     batch, length = tokens[0].shape[:2]
     mask = given.get("attention_mask")
     is_windowed = setup.window is not None and length >= contract.MANY_WINDOWS * setup.window
-    attends = setup.padded == "always" or (
-        setup.padded == "long"
+    attends = (
+        setup.own is not None
         and reaches_attention(encoder, setup)
-        and prefer_backend(batch, config.num_attention_heads, length)
+        and (setup.own.serves_short or prefer_backend(batch, config.num_attention_heads, length))
     )
     if mask is None and (is_windowed or attends):
         real = torch.ones(batch, length, dtype=torch.bool)
@@ -213,7 +213,7 @@ def plan_of(
     asked = getattr(config, "return_dict", True) if asked is None else asked
     plan = _without_padding(encoder, setup, names, given, real, is_windowed) if unpads else None
     # stock attends to all keys of a row without a token; of ours only DeBERTa's parts do
-    if plan is None and attends and (setup.padded == "always" or bool(real.any(1).all())):
+    if plan is None and setup.own and attends and (setup.own.serves_short or bool(real.any(1).all())):
         plan = Plan(real, padded_batch(real))
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
@@ -222,12 +222,13 @@ def plan_of(
 
 def reaches_attention(encoder: Any, setup: Setup) -> bool:
     """Whether the attention of an encoder gets a batch; not at level `contract` once another backend was chosen."""
-    return setup.level == "own" or encoder.config._attn_implementation == contract.NAME
+    config = getattr(encoder, "config", None)
+    return setup.level == "own" or getattr(config, "_attn_implementation", None) == contract.NAME
 
 
 def is_changed(encoder: Any, setup: Setup) -> bool:
     """Whether code of others has come into an encoder."""
-    is_others = setup.padded != "never" and not has_stock_attention(encoder)
+    is_others = setup.own is not None and not has_stock_attention(encoder)
     return is_others or foreign_part(encoder, setup.trusted) is not None
 
 
