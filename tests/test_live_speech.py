@@ -11,6 +11,7 @@ from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import Seamles
 
 from hf_relpos import optimize
 from hf_relpos.attention.backends import chunked
+from hf_relpos.live import speech
 
 
 SIZES = {"hidden_size": 24, "feature_projection_input_dim": 8, "left_max_position_embeddings": 5}
@@ -103,6 +104,14 @@ def test_masks_of_any_kind_given_to_an_attention_module(implementation, gradient
         optimize(model, precision=None)
         for mask, theirs in zip((soft, pairs, row), expected, strict=True):
             assert (attention(states, mask)[0] - theirs).abs().max() <= 1e-12 * theirs.abs().max()
+
+
+def test_undo_inside_a_call(monkeypatch):
+    """As by another thread: calls of these modules do not make `undo` wait."""
+    model, features = build("Wav2Vec2-BERT"), torch.randn(1, 20, 8, dtype=torch.float64)
+    expected, handle = model(features)[0], optimize(model, precision=None)
+    monkeypatch.setattr(speech, "prefer_backend", lambda *sizes: handle.undo())
+    assert torch.equal(model(features)[0], expected)
 
 
 def test_optimize_text_encoder_with_speech_inside():

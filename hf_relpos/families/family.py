@@ -181,12 +181,9 @@ class Family:
         kind = self.config.get("position_embedding_type")
         return Positions(absolute=False, scheme=kind) if kind in self.legacy_types else Positions()
 
-    def padding(self) -> int | None:
-        """The id of the padding token, which is also `padding_idx` of the position embeddings.
-
-        Position 0 is the row after it; None if position 0 is row 0.
-        """
-        return None
+    def padding(self) -> Any:
+        """The row of the position embeddings before that of position 0: the id of the padding token; −1 for none."""
+        return -1
 
     def layers(self) -> list[str]:
         """The prefix (`encoder.…`) of each layer's tensors, in order; empty for BERT's prefixes.
@@ -295,8 +292,7 @@ class Family:
     @property
     def cut(self) -> int:
         """Number of first rows of the absolute position embeddings that no token with a position uses."""
-        padding = self.padding() if self.positions.absolute else None
-        return 0 if padding is None else padding + 1
+        return int(self.padding() + 1) if self.positions.absolute else 0
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from ..checkpoints.errors import ConversionError, UnsupportedError, abbreviate, conversion_errors
 from ..checkpoints.privacy import without_local_paths
 from ..checkpoints.weights import tensor_names
-from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
+from ..models.checks import ARGUMENTS, FIELDS, NAMES, Rule, check_rules, integer, number
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .bert import Own
@@ -16,15 +16,27 @@ from .names import is_scheme, is_table
 from .registry import FAMILIES, family_of, resemblance
 
 
-# Fields of every family that are read before RelPosBertConfig checks them.
+OBJECT = Rule(lambda value: value is None or isinstance(value, Mapping), "an object, or null")
+BASE = number(1, 1e12, optional=True)
+NAME_OR_NAMES = Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), "a string, or a list of strings")
+# Fields of any family that are computed with before RelPosBertConfig checks the result.
 TYPES = {
+    **{name: FIELDS[name] for name in ("hidden_size", "num_hidden_layers", "max_position_embeddings")},
+    **{name: integer(1) for name in ("num_attention_heads", "num_hidden_groups", "inner_group_num")},
     "model_type": Rule(lambda value: isinstance(value, str), "a string"),
-    "architectures": Rule(
-        lambda value: isinstance(value, str) or FIELDS["architectures"].accepts(value), "a list of strings"
-    ),
-    "max_position_embeddings": FIELDS["max_position_embeddings"],
+    "architectures": NAME_OR_NAMES,
     "attn_implementation": ARGUMENTS["attn_implementation"],
     "_attn_implementation": ARGUMENTS["_attn_implementation"],
+    "conv_kernel_size": integer(-1, optional=True),
+    "max_relative_positions": integer(-1),
+    "clamp_len": integer(-1, optional=True),
+    "pos_att_type": NAME_OR_NAMES,
+    "rope_parameters": OBJECT,
+    "rope_scaling": OBJECT,
+    "rope_theta": BASE,
+    "rotary_emb_base": BASE,
+    "rotary_emb_fraction": number(0, 1),
+    "rotary_scaling_factor": number(0, 1e6, optional=True),
 }
 
 
@@ -54,7 +66,10 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         )
     names = list(names)
     name, mark = family_of(config, names)
-    spec = FAMILIES[name]({**FAMILIES[name].all_defaults(), **without_local_paths(config)}, folder)
+    family = FAMILIES[name]
+    with conversion_errors(f"{folder / 'config.json'}: "):
+        check_rules({own: {**FIELDS, **TYPES}[ours] for own, ours in family.renamed_fields.items()}, config.items())
+    spec = family({**family.all_defaults(), **without_local_paths(config)}, folder)
     spec.config |= spec.infer_from_tensors(names)
     if reason := spec.refusal():
         raise UnsupportedError(f"{folder}: {mark}, {reason}")
@@ -70,6 +85,10 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         raise UnsupportedError(
             f"{folder}: {spec.evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can "
             f"be converted{_hint(folder, config)}"
+        )
+    if absolute and not isinstance(pad := spec.padding(), int):
+        raise ConversionError(
+            f"{folder}: pad_token_id = {pad!r}, and position ids begin after it; set it in config.json"
         )
     _check_names(spec, names)
     return spec

@@ -1,5 +1,7 @@
 """RoBERTa, XLM-RoBERTa and CamemBERT: other names, and position ids that begin after the padding id."""
 
+from typing import Any
+
 from .family import LEGACY_TYPES, MOST, Family, Layout
 
 
@@ -23,9 +25,9 @@ class Roberta(Family, name="roberta"):
     legacy_types = LEGACY_TYPES
     layout = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 
-    def padding(self) -> int:
+    def padding(self) -> Any:
         """The field of the padding token."""
-        return int(self.config["pad_token_id"])
+        return self.config["pad_token_id"]
 
 
 class XLMRoberta(Roberta, name="xlm-roberta"):

@@ -9,6 +9,7 @@ does without a task.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -139,9 +140,9 @@ class XLMRobertaFlash(_Flash, name="xlm_roberta_flash"):
     published = {"use_flash_attn": True, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
     kind = "absolute"
 
-    def padding(self) -> int:
+    def padding(self) -> Any:
         """The field of the padding token, which absolute positions begin after."""
-        return int(self.config["pad_token_id"])
+        return self.config["pad_token_id"]
 
 
 class JinaEmbeddingsV3(_Flash, name="jina_embeddings_v3"):

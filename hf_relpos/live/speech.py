@@ -16,33 +16,41 @@ from .attention import attend_as_stock, prefer_backend, rate_of, split_heads
 from .foreign import is_stock
 
 
-class RelativeKey:
-    """Self-attention of either encoder with our backends."""
+def attend_by_offset(
+    self: Any,
+    forward: Any,
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The forward of the self-attention of either encoder, with our backends.
 
-    def forward(
-        self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """As stock. Stock's own code runs for short calls, and when attention weights are requested."""
-        rows, length = hidden_states.shape[:2]
-        backend = self.config._attn_implementation if hasattr(self, "config") else "eager"  # of earlier releases
-        ours = backend in ("eager", "sdpa") and not (args[1:] or kwargs.get("output_attentions") or collects_outputs())
-        ours = ours and prefer_backend(rows, self.num_heads, length) and has_contents(hidden_states) and is_stock(self)
-        mask = attention_mask
-        if ours and mask is not None:
-            # booleans that are added to the scores hide nothing
-            ours = mask.dtype == hidden_states.dtype or (mask.dtype == torch.bool and backend == "sdpa")
-            mask = as_boolean(mask)
-            # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
-            ours = ours and (mask is None or mask.dtype == torch.bool or not torch.is_grad_enabled())
-        if not ours:
-            return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
-        left, right = self.left_max_position_embeddings, self.right_max_position_embeddings
-        table = self.distance_embedding(torch.arange(left + right + 1, device=hidden_states.device))
-        projections = (self.linear_q, self.linear_k, self.linear_v)
-        query, key, value = split_heads(self.num_heads, *(each(hidden_states) for each in projections))
-        terms = Terms(query_table=(clipped_table(table.to(query.dtype), -left, right, "clip"),))
-        out = attend_as_stock(self, query, key, value, terms, mask, rate_of(self.dropout))
-        return self.linear_out(out), None
+    Stock's own code runs for short calls, and when attention weights are requested.
+
+    Args:
+        forward: stock's, bound to the module.
+    """
+    rows, length = hidden_states.shape[:2]
+    backend = self.config._attn_implementation if hasattr(self, "config") else "eager"  # of earlier releases
+    ours = backend in ("eager", "sdpa") and not (args[1:] or kwargs.get("output_attentions") or collects_outputs())
+    ours = ours and prefer_backend(rows, self.num_heads, length) and has_contents(hidden_states) and is_stock(self)
+    mask = attention_mask
+    if ours and mask is not None:
+        # booleans that are added to the scores hide nothing
+        ours = mask.dtype == hidden_states.dtype or (mask.dtype == torch.bool and backend == "sdpa")
+        mask = as_boolean(mask)
+        # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
+        ours = ours and (mask is None or mask.dtype == torch.bool or not torch.is_grad_enabled())
+    if not ours:
+        return forward(hidden_states, attention_mask, *args, **kwargs)
+    left, right = self.left_max_position_embeddings, self.right_max_position_embeddings
+    table = self.distance_embedding(torch.arange(left + right + 1, device=hidden_states.device))
+    projections = (self.linear_q, self.linear_k, self.linear_v)
+    query, key, value = split_heads(self.num_heads, *(each(hidden_states) for each in projections))
+    terms = Terms(query_table=(clipped_table(table.to(query.dtype), -left, right, "clip"),))
+    out = attend_as_stock(self, query, key, value, terms, mask, rate_of(self.dropout))
+    return self.linear_out(out), None
 
 
 def as_boolean(mask: torch.Tensor) -> torch.Tensor | None:
