@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from ..checkpoints.errors import ConversionError, abbreviate, conversion_errors
@@ -17,6 +18,7 @@ from ..checkpoints.paths import local_folder
 from ..checkpoints.weights import TOKENIZER_FILES
 from ..families.family import NOT_KEPT, Family
 from ..families.loading import directly_read
+from ..families.names import is_table
 from ..families.recognition import recognise
 from ..families.registry import FAMILIES
 from ..files import write_json
@@ -131,6 +133,8 @@ def _spec(model: RelPosBertPreTrainedModel) -> Family:
             f"{type(model).__name__}: {family.class_prefixes[0]} has no such head; it has {', '.join(heads)}"
         )
     spec = spec.with_head(heads[head])
+    if spec.cut:
+        spec.config["max_position_embeddings"] += spec.cut
     own, again = model.config, source_config(spec)
     differing = [
         name
@@ -169,7 +173,8 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Fa
         own = spec.original_name(name)
         if own and tensor.data_ptr() not in places:
             places.add(tensor.data_ptr())
-            written[own] = tensor.contiguous()
+            rows = spec.cut if is_table(name) else 0  # before that of position 0, which only padding uses
+            written[own] = nn.functional.pad(tensor, (0, 0, rows, 0)) if rows else tensor.contiguous()
     save_file(written, folder / "model.safetensors", {"format": "pt"})
     dtype = str(model.dtype).removeprefix("torch.")
     fields = {name: value for name, value in spec.config.items() if not name.startswith("_")}  # not what tensors told
