@@ -40,7 +40,7 @@ class Albert(Family, name="albert"):
         ]
 
     def unsupported_reason(self) -> str:
-        """For embeddings of the hidden size."""
+        """An `embedding_size` that equals `hidden_size` is not supported."""
         size = self.config["hidden_size"]
         if self.config["embedding_size"] != size:
             return ""

@@ -24,7 +24,7 @@ class Own(Family):
     suffixes = (*ALL, "LMHeadModel")
     title = "hf_relpos"
     stock = "bert"
-    legacy_terms = None
+    legacy_terms = None  # our classes compute its positions
 
     def __init__(self, config: Mapping[str, Any], folder: Path = Path()) -> None:
         """

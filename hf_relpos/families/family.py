@@ -7,7 +7,7 @@ import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields as fields_of
 from pathlib import Path
 from typing import Any, Self
 
@@ -231,7 +231,7 @@ class Family:
         """What its configuration means where it leaves a field out: the defaults of its class in Transformers."""
         if cls.defaults or cls.name not in CONFIG_MAPPING:
             return cls.defaults
-        ours, of_all = ({field.name for field in fields(kind)} for kind in (RelPosBertConfig, PreTrainedConfig))
+        ours, of_all = ({field.name for field in fields_of(kind)} for kind in (RelPosBertConfig, PreTrainedConfig))
         own = CONFIG_MAPPING[cls.name]().to_dict()
         known = {field: value for field, value in own.items() if field in {*ours - of_all, *cls.renamed_fields}}
         if known.get("embedding_size") == known.get("hidden_size"):  # RoFormer's is the hidden size, whatever that is

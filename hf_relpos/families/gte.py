@@ -50,17 +50,17 @@ class New(Family, name="new"):
     base = 10000.0  # the default of `rope_theta`
 
     def joints(self) -> Iterable[Joint]:
-        """The gated unit, and by `pack_qkv` the projections."""
+        """The gated unit and, with `pack_qkv`, one projection of queries, keys and values."""
         yield exchanged_halves(".mlp.up_gate_proj.", ".intermediate.dense.")
         if self.config.get("pack_qkv", True):
             yield projections(".attention.qkv_proj.")
 
     def find_positions(self) -> Positions:
-        """Rotations."""
+        """Rotations of half a head with the other half."""
         return Positions(absolute=False, scheme="rope", options=rope_options(self.config, self.base))
 
     def more_fields(self) -> dict[str, Any]:
-        """A gated unit."""
+        """Its feed-forward part is a gated unit."""
         return {"feed_forward_type": "glu"}
 
     def written(self) -> dict[str, str]:
@@ -68,7 +68,7 @@ class New(Family, name="new"):
         return {"cls.predictions.bias": ""}
 
     def unsupported_reason(self) -> str:
-        """For scalings."""
+        """Scalings with `mixed_b` and unknown ones are not supported."""
         if (scaling := self.config.get("rope_scaling") or {}).get("mixed_b") is not None:
             return f"rope_scaling = {scaling!r}: scalings without mixed_b are read here"
         return other_scaling(self.config, (*SCALINGS, "ntk"))

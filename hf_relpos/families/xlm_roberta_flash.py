@@ -24,7 +24,7 @@ ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("ori
 
 
 class _Flash(Family):
-    """What the original code and Transformers have."""
+    """What checkpoints of the original code and of Transformers have in common."""
 
     suffixes = MOST
     parts = {
@@ -51,7 +51,7 @@ class _Flash(Family):
         return bool(self.config.get("position_embedding_type", self.kind) == "rotary")
 
     def joints(self) -> Iterable[Joint]:
-        """Projections."""
+        """One projection of queries, keys and values."""
         return [projections(".mixer.Wqkv.")]
 
     def unpack(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -117,7 +117,7 @@ class _Flash(Family):
         return Positions(absolute=False, scheme="rope", options=options)
 
     def unsupported_reason(self) -> str:
-        """For scalings."""
+        """Unknown scalings are not supported."""
         return other_scaling(self.config)
 
 
@@ -141,7 +141,7 @@ class XLMRobertaFlash(_Flash, name="xlm_roberta_flash"):
     kind = "absolute"
 
     def padding(self) -> Any:
-        """The field of the padding token, which absolute positions begin after."""
+        """`pad_token_id`, after which absolute positions begin."""
         return self.config["pad_token_id"]
 
 
