@@ -40,6 +40,12 @@ OTHERS = (
     "input_mask",
     "output_router_logits",
 )
+# Arguments that mean the same in the code of others. By any other it may read padding, or return what has no rows.
+FAMILIAR = {
+    *TOKENS,
+    *("attention_mask", "token_type_ids", "position_ids"),
+    *("use_cache", "use_mems", "return_dict", "output_hidden_states", "output_attentions"),
+}
 
 
 @dataclass(frozen=True)
@@ -124,10 +130,11 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
         return forward(*args, **kwargs)
     try:
         return plan.call(encoder, forward, setup, given)
-    except MismatchError:
-        if setup.is_trial:  # or what is compared is Transformers with itself
+    except Exception as error:
+        # the code of others may not take parts as short as these; in a trial Transformers is not compared with itself
+        if setup.is_trial or not (plan.batch is None or isinstance(error, MismatchError)):
             raise
-        return forward(*args, **kwargs)
+    return forward(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -217,7 +224,8 @@ def plan_of(
         plan = Plan(real, PaddedBatch.of(real))
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
-    return replace(plan, as_tuple=True) if takes_return_dict and asked is False else plan
+    # outputs of parts are joined as they come
+    return replace(plan, as_tuple=takes_return_dict and asked is False and plan.batch is not None)
 
 
 def reaches_attention(encoder: Any, setup: Setup) -> bool:
@@ -240,6 +248,7 @@ def _without_padding(
         (setup.returns_cache and wants(encoder, given, "use_cache"))
         or ("use_mems" in names and wants(encoder, given, "use_mems"))
         or (encoder.training and not setup.trains)
+        or (setup.checked is not None and any(given[name] is not None for name in given.keys() - FAMILIAR))
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or not is_padding(setup, given.get("input_ids"), real)
     ):
@@ -278,6 +287,7 @@ def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     ids = rows.tokens if rows.tokens.dim() == 2 else None
     return (
         not is_traced()
+        and (setup.trains or not encoder.training)
         and not collects_outputs()
         and rows.key_mask is not None
         and is_padding(setup, ids, rows.key_mask != 0)
