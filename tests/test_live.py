@@ -275,22 +275,6 @@ def test_xlnet_predictions_under_a_permutation_go_to_stock():
     assert_same_after(attention_alone, model, lambda: [model(**each)[0] for each in calls], 1e-5)
 
 
-@pytest.mark.parametrize("name", ["v3", "MPNet", *T5, "XLNet"])
-@pytest.mark.parametrize("size", [(0, 5), (3, 0)])
-def test_empty_batches_go_to_stock(name, size, backend):
-    model, inputs = build(name), {"input_ids": torch.zeros(size, dtype=torch.long)}
-
-    def result():
-        try:
-            return model(**inputs)[0].shape
-        except (IndexError, RuntimeError, ValueError) as error:
-            return type(error)
-
-    before = result()
-    attention_alone(model)
-    assert result() == before
-
-
 def test_decoders_are_left():
     for model, reason in (
         (RoFormerModel(RoFormerConfig(**SIZES, is_decoder=True)), "decoder: it attends to the left only"),

@@ -1,6 +1,7 @@
 """Find where padding can be removed without other outputs of the whole object, called as its user calls it."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from .arguments import parameters_of
 from .check import LENGTHS, apply_to
 from .encoder import Setup
 from .own import OwnParts
-from .probe import SIDES, Probe, outputs_of, tolerance_of
+from .probe import SIDES, Probe, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 
 
@@ -36,24 +37,24 @@ class Candidate(NamedTuple):
     own: OwnParts | None
 
 
-def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tuple[tuple[str, ...], str]:
+def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tuple[tuple[str, ...], bool, str]:
     """Where padding may be taken out of without another output of an object.
 
     Args:
         inside: the encoders in it whose padding may be taken out; at least one.
 
     Returns:
-        The sides, and who reads padding, in words; "" if nobody does.
+        The sides, whether they hold in training, and who reads padding, in words; "" if nobody does.
     """
     kind = type(root).__name__
     reader = f"{kind} reads states at padding, and computes other outputs without"
     for module in root.modules():
         if SPANS in type(module).__name__:
-            return (), f"{type(module).__name__} compares all states of a row, padding too"
+            return (), False, f"{type(module).__name__} compares all states of a row, padding too"
     # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
     common = tuple(side for side in SIDES if all(side in each.setup.sides for each in inside))
     if not common:
-        return (), reader
+        return (), False, reader
     limit = min((each.setup.trained - 1 for each in inside if each.setup.trained is not None), default=LENGTHS[0])
     probe = Probe(inside[0].encoder, [min(each, limit) for each in LENGTHS], inside[0].setup.pads, common)
     stock, trial = shadow(root, has_memory=False), shadow(root, has_memory=False)
@@ -65,8 +66,19 @@ def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tupl
         for each in inside:
             apply_to(trial.get_submodule(each.name), replace(each.setup, is_trial=True), each.own)
         sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
-        return sides, "" if sides == common else reader
-    return common, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+        trains = _agree_in_training(stock, trial, probe, inputs, {*sides})
+        return sides, trains, "" if sides == common else reader
+    return common, True, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+
+
+def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, ...], sides: set[str]) -> bool:
+    """Whether outputs are the same in training, too, as far as they can be compared."""
+    stock, trial = without_dropout(stock), without_dropout(trial)
+    with suppress(Exception):  # of models that ask for labels then
+        expected = outputs_of(stock, *inputs)
+        again, ours = (probe.agreement(each, expected, tolerance_of(each), *inputs)[0] for each in (stock, trial))
+        return sides <= {*ours} or not sides <= {*again}  # as what is random
+    return True
 
 
 def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:

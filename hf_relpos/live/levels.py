@@ -90,11 +90,12 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
         reports.append(Skipped(found.path, root_kind, reason))
     unpadded = [each for each in candidates if each.setup.sides]
     is_bare = not unpadded or any(each.encoder is root for each in candidates)
-    sides, reader = (SIDES, "") if is_bare else sides_that_heads_allow(root, unpadded)
+    sides, trains, reader = (SIDES, True, "") if is_bare else sides_that_heads_allow(root, unpadded)
     for each in candidates:
         allowed = tuple(side for side in each.setup.sides if side in sides)
         if allowed or each.setup.padded != "never":
-            reports.append(_changed(each._replace(setup=replace(each.setup, sides=allowed)), reader))
+            setup = replace(each.setup, sides=allowed, trains=each.setup.trains and trains)
+            reports.append(_changed(each._replace(setup=setup), reader))
         else:
             reports.append(Skipped(each.place, each.kind, f"padding stays: {reader}"))
     return reports
@@ -143,8 +144,10 @@ def _changed(candidate: Candidate, reader: str) -> Encoder:
     """
     _, place, kind, encoder, setup, own = candidate
     apply_to(encoder, setup, own)
+    in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
     if isinstance(encoder, RelPosBertModel):
-        return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, "padding is taken out")
+        effect = "; ".join(["padding is taken out", *in_training])
+        return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, effect)
     layers = 0 if own is None else len(own.attention_in(encoder))
     effects = [own.effect] if own is not None and own.effect else []
     if not setup.sides:
@@ -160,9 +163,7 @@ def _changed(candidate: Candidate, reader: str) -> Encoder:
         effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
     if setup.trained is not None:
         effects.append(f"not of batches of {setup.trained} tokens and more, whose length changes what it computes")
-    if not setup.trains:
-        effects.append("not in training, where rows depend on each other")
-    effects += [reader] if reader else []
+    effects += [*in_training, *([reader] if reader else [])]
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
     return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(effects))

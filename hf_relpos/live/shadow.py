@@ -2,8 +2,10 @@
 
 import copy
 import itertools
+from collections import deque
 from typing import Any
 
+import torch
 from torch import nn
 
 from .foreign import is_watched
@@ -15,14 +17,20 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def shadow(root: nn.Module, has_memory: bool = True) -> Any:
-    """A copy of a module in evaluation that shares its parameters, with buffers and configurations of its own.
+    """A copy of a module in evaluation that shares its parameters, with other tensors and configurations of its own.
 
     Args:
         has_memory: whether its models may return keys and values, or XLNet's memory; calls that do keep their padding.
     """
     modules: dict[int, nn.Module] = {}
     configs: dict[int, Any] = {}
-    buffers: dict[int, Any] = {}
+    tensors: dict[int, Any] = {}
+
+    def own_of(value: Any) -> Any:
+        """What a forward may write to: tensors that are no parameters, and containers."""
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            return tensors.setdefault(id(value), value.clone())
+        return copy.copy(value) if isinstance(value, dict | list | set | deque) else value
 
     def copied(module: nn.Module) -> nn.Module:
         found = modules.get(id(module))
@@ -30,14 +38,8 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
             return found
         made = modules[id(module)] = object.__new__(type(module))
         own = vars(made)
-        own |= {
-            name: copy.copy(value) if isinstance(value, dict | list | set) else value
-            for name, value in vars(module).items()
-        }
-        own["_buffers"] = {
-            name: buffers.setdefault(id(each), each if each is None else each.clone())
-            for name, each in module._buffers.items()
-        }
+        own |= {name: own_of(value) for name, value in vars(module).items()}
+        own["_buffers"] = {name: own_of(each) for name, each in module._buffers.items()}
         own["_modules"] = {
             name: each if each is None else copied(each) for name, each in list(module._modules.items())
         }
