@@ -3,6 +3,7 @@
 Folders and their contents: scripts/maintenance/golden/families.py. The layers are those of tests/schemes.
 """
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.conversion import convert
 from hf_relpos.families.family import COUNTERPARTS
 from hf_relpos.families.names import is_scheme
+from hf_relpos.families.recognition import recognise
 from hf_relpos.families.registry import FAMILIES, defaults_of, dropped_fields
+from hf_relpos.families.table import example
 from hf_relpos.families.tensors import DTYPES
 
 
@@ -230,6 +233,17 @@ def test_every_field_of_the_library_is_known(family):
     assert differing.items() <= {**ours, "model_type": own["model_type"]}.items()
     known = {*dropped_fields(FAMILIES[family], own), *FAMILIES[family].renamed_fields}
     assert own.keys() - bert.keys() - RelPosBertConfig().to_dict().keys() <= known
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_recognise_fields_of_wrong_types(name):
+    family = FAMILIES[name]
+    config = {**example(name), "model_type": family.marks if family.marker else name}
+    for field, value in itertools.product(config, ("x", ["x"], {"x": 1}, 3.5, -2)):
+        try:
+            assert recognise(Path("folder"), {**config, field: value}).fields
+        except ValueError as error:
+            assert field in str(error) or field == family.marker
 
 
 NEZHA = FIXTURES / "families" / "nezha"

@@ -50,8 +50,8 @@ class RowGroup:
         return (tensor if tensor.shape[0] == 1 else tensor[self.rows])[:, : self.length]
 
     def in_rows(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Vectors of the batch, (1, T, E), as (b, l, E); padding has zeros."""
-        own = vectors[0, self.tokens]
+        """Vectors of the batch, (1, T, E) or (B, L, E), as (b, l, E); padding has zeros."""
+        own = vectors.flatten(0, 1)[self.tokens]
         if self.positions is not None:
             own = own.new_zeros(len(self.rows) * self.length, own.shape[1]).index_copy(0, self.positions, own)
         return own.unflatten(0, (len(self.rows), self.length))
@@ -135,10 +135,10 @@ class UnpaddedBatch:
 
         Args:
             attend: from a group and its vectors, each (b, l, E), to its output, (b, l, D).
-            vectors: of the batch, each (1, T, E).
+            vectors: of the batch, each (1, T, E); (B, L, E) if its one group has all positions.
 
         Returns:
-            (1, T, D).
+            (1, T, D) or (B, L, D).
         """
         found = [group.tokens_of(attend(group, *(group.in_rows(each) for each in vectors))) for group in self.groups]
-        return torch.cat(found)[None]
+        return torch.cat(found).unflatten(0, vectors[0].shape[:2])

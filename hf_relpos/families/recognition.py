@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ..checkpoints.errors import ConversionError, UnsupportedError, abbreviate, conversion_errors
 from ..checkpoints.privacy import without_local_paths
 from ..checkpoints.weights import tensor_names
-from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules
+from ..models.checks import ARGUMENTS, FIELDS, NAMES, Rule, check_rules, integer, number
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .family import LEGACY_TERMS, LEGACY_TYPES, PRETRAINING, TASK_TYPES, Family, Positions, first_class
@@ -22,15 +22,27 @@ from .registry import FAMILIES, NOT_KEPT, OWN, defaults_of, dropped_fields, fami
 
 # What a configuration raises for its fields.
 FIELD_ERRORS = (StrictDataclassError, TypeError, ValueError)
-# Fields of every family that are read before RelPosBertConfig checks them.
+OBJECT = Rule(lambda value: value is None or isinstance(value, Mapping), "an object, or null")
+BASE = number(1, 1e12, optional=True)
+NAME_OR_NAMES = Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), "a string, or a list of strings")
+# Fields of any family that are computed with before RelPosBertConfig checks the result.
 TYPES = {
+    **{name: FIELDS[name] for name in ("hidden_size", "num_hidden_layers", "max_position_embeddings")},
+    **{name: integer(1) for name in ("num_attention_heads", "num_hidden_groups", "inner_group_num")},
     "model_type": Rule(lambda value: isinstance(value, str), "a string"),
-    "architectures": Rule(
-        lambda value: isinstance(value, str) or FIELDS["architectures"].accepts(value), "a list of strings"
-    ),
-    "max_position_embeddings": FIELDS["max_position_embeddings"],
+    "architectures": NAME_OR_NAMES,
     "attn_implementation": ARGUMENTS["attn_implementation"],
     "_attn_implementation": ARGUMENTS["_attn_implementation"],
+    "conv_kernel_size": integer(-1, optional=True),
+    "max_relative_positions": integer(-1),
+    "clamp_len": integer(-1, optional=True),
+    "pos_att_type": NAME_OR_NAMES,
+    "rope_parameters": OBJECT,
+    "rope_scaling": OBJECT,
+    "rope_theta": BASE,
+    "rotary_emb_base": BASE,
+    "rotary_emb_fraction": number(0, 1),
+    "rotary_scaling_factor": number(0, 1e6, optional=True),
 }
 
 
@@ -189,6 +201,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     names = list(names)
     kind_of_files, mark = family_of(config, names)
     family = FAMILIES[kind_of_files]
+    with conversion_errors(f"{folder / 'config.json'}: "):
+        check_rules({own: {**FIELDS, **TYPES}[ours] for own, ours in family.renamed_fields.items()}, config.items())
     kind = config.get("position_embedding_type") or STOCK_SCHEME
     completed = {**defaults_of(kind_of_files), **without_local_paths(config)}
     completed |= family.infer_from_tensors(completed, names)
@@ -208,6 +222,10 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         raise UnsupportedError(
             f"{folder}: {evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can be "
             f"converted{_hint(folder, config)}"
+        )
+    if absolute and family.padding and not isinstance(pad := family.padding(completed), int):
+        raise ConversionError(
+            f"{folder}: pad_token_id = {pad!r}, and position ids begin after it; set it in config.json"
         )
     spec = CheckpointSpec(folder, family, evidence, absolute, positions.scheme, positions.options, completed)
     _check_names(spec, names)

@@ -11,8 +11,8 @@ from ..attention.call import AttentionCall, LazyMask
 from ..attention.context import AttentionContext
 from ..attention.dispatch import AUTO, run_attention
 from ..attention.formula import Terms
-from ..attention.unpadding import RowGroup
-from .batch import Batch, take_batch
+from ..attention.unpadding import RowGroup, UnpaddedBatch
+from .batch import take_batch
 
 
 class BatchAsMask:
@@ -30,7 +30,7 @@ class BatchAttention:
 
     def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
-        if isinstance(attention_mask, Batch):
+        if isinstance(attention_mask, UnpaddedBatch):
             return self.attend(hidden_states, attention_mask, *args, **kwargs)
         return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
 
@@ -46,7 +46,7 @@ def offsets_of(states: torch.Tensor, length: int) -> AttentionContext:
     return AttentionContext(length, length, device=states.device, dtype=precise)
 
 
-def offsets_in(batch: Batch, states: torch.Tensor) -> AttentionContext:
+def offsets_in(batch: UnpaddedBatch, states: torch.Tensor) -> AttentionContext:
     """The context of the longest rows of a batch, whose offsets are those of all."""
     return offsets_of(states, batch.groups[0].length)
 
@@ -62,7 +62,7 @@ def prefer_backend(rows: int, heads: int, length: int) -> bool:
 
 def attend_to_batch(
     module: Any,
-    batch: Batch,
+    batch: UnpaddedBatch,
     vectors: Sequence[torch.Tensor],
     heads_of: Callable[..., Sequence[torch.Tensor]],
     terms: Terms,

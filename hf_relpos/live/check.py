@@ -26,7 +26,7 @@ from .foreign import kinds_in, modules_in
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
-from .substitute import substitute_class
+from .substitute import MADE_OF, substitute_class
 
 
 LENGTHS = (20, 9, 5, 3)  # of the rows, in several groups
@@ -38,12 +38,34 @@ BY_BATCH = ("dynamic", "longrope")
 SLOW = 10.0
 
 
-def batch_dependence(encoder: nn.Module) -> str | None:
-    """Why rows of a batch depend on each other in ways that a few rows do not show; None for no known reason."""
-    for part in modules_in(encoder):
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            return "its BatchNorm reads all rows of a batch in training"
-    if getattr(getattr(encoder, "config", None), "expert_capacity", None):
+def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | None:
+    """Why an encoder is left as it is without a look at its numbers; None for no reason.
+
+    Args:
+        own: the parts for it.
+        keeps_padding: whether padding stays in any case.
+    """
+    if any(hasattr(type(part), MADE_OF) for part in modules_in(encoder)):
+        return "it is accelerated already"
+    if isinstance(encoder, RelPosBertModel) and encoder.can_unpad:
+        return "it takes padding out already"
+    if keeps_padding and own is None:
+        return "padding is left to Transformers"
+    if isinstance(encoder, RelPosBertModel):
+        return None
+    if "forward" in vars(encoder):
+        return "other code has replaced its forward method"
+    devices = {each.device.type for each in encoder.parameters()} - {"cpu"}
+    if devices:
+        return f"it is on {', '.join(sorted(devices))}, and only CPUs are served"
+    config = getattr(encoder, "config", None)
+    chosen = getattr(config, "_attn_implementation", None)
+    if keeps_padding and own is not None and own.level == "contract" and chosen != contract.DELEGATE:
+        return f"attn_implementation = {chosen!r}: attention is accelerated with 'sdpa'"
+    # ways in which rows of a batch depend on each other that a few rows do not show
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in modules_in(encoder)):
+        return "its BatchNorm reads all rows of a batch in training"
+    if getattr(config, "expert_capacity", None):
         return "the capacity of its experts is that of a batch"
     return None
 
@@ -110,33 +132,23 @@ def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
 class Check:
     """The levels of one encoder, tried on a shadow of it."""
 
-    def __init__(
-        self, encoder: Any, pads: tuple[int, ...], own: OwnParts | None = None, trusts_mask: bool = False
-    ) -> None:
+    def __init__(self, encoder: Any, setup: Setup) -> None:
         """
         Args:
             encoder: of the model that was given.
-            pads, trusts_mask: as of `Setup`.
-            own: the parts for its class.
+            setup: what is asked for. Without sides padding stays, and attention of our own is tried alone.
         """
-        self.encoder, self.own, self.tolerance = encoder, own, tolerance_of(encoder)
+        self.encoder, self.tolerance = encoder, tolerance_of(encoder)
         self.trial = shadow(encoder, has_memory=False)
         self.names, _ = parameters_of(type(encoder).forward)
         config = getattr(encoder, "config", None)
         known, foreign = kinds_in(encoder)
         limits = [each for each in (rotations_by_batch(encoder), sparse_from(config)) if each is not None]
-        self.base = Setup(
-            "by length",
-            pads=pads,
-            trusts_mask=trusts_mask,
-            trained=min(limits, default=None),
-            trusted=known | foreign,
-            is_trial=True,
-        )
-        self.levels: tuple[Level, ...] = ("by length",)
-        attention = getattr(config, "_attn_implementation", None)
-        if not foreign and (own is not None or attention in (contract.DELEGATE, contract.NAME)):
-            self.levels = ("contract" if own is None else own.level, "by length")
+        limit, trusted = min(limits, default=None), known | foreign
+        self.base = replace(setup, trained=limit, trusted=trusted, is_trial=True)
+        fast: Level = "contract" if setup.own is None else setup.own.level
+        self.levels: list[Level] = [] if foreign else [fast]
+        self.levels += ["by length"] if setup.sides else []
         self.is_foreign = bool(foreign)
         window, longest = getattr(config, "sliding_window", None), LENGTHS[0]
         if isinstance(window, int) and longest < window + 2 <= WIDEST_WINDOW:
@@ -163,7 +175,8 @@ class Check:
         reasons = []
         for level in self.levels:
             window = self.two_sided if level == "contract" else None
-            best = self._best(replace(base, level=level, window=window), expected)
+            own = None if level == "by length" else base.own
+            best = self._best(replace(base, level=level, own=own, window=window), expected)
             if not best.sides:
                 is_computed = math.isfinite(best.difference)
                 reasons.append(f"{level} {best.difference:.0e}" if is_computed else f"{level} fails")
@@ -174,7 +187,7 @@ class Check:
                     return "its own outputs differ from call to call: it draws random numbers, or has a state"
             if self.is_foreign:
                 best = replace(best, trains=self._trains(best), checked=self.lengths[0], recheck=with_length)
-            return best
+            return replace(best, sides=best.sides if base.sides else (), own=own, is_trial=False)
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:
@@ -216,21 +229,26 @@ class Check:
 
     def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
-        with suppress(TypeError):  # of classes that refuse subclasses
-            apply_to(trial, setup, self.own)
-            if plan_of(trial, setup, self.names, self.probe.inputs) is not None:
-                sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.probe.inputs)
-                return replace(setup, sides=sides, difference=difference)
-        return replace(setup, sides=(), difference=math.inf)
+        if setup.own is not None:  # these rows are short
+            setup = replace(setup, own=replace(setup.own, serves_short=True))
+        try:
+            apply_to(trial, setup)
+        except TypeError:  # of classes that refuse subclasses
+            return replace(setup, sides=(), difference=math.inf)
+        plan = plan_of(trial, setup, self.names, self.probe.inputs)
+        if plan is None or (plan.batch is None) != (setup.level == "by length"):
+            return replace(setup, sides=(), difference=math.inf)
+        sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.probe.inputs)
+        return replace(setup, sides=sides, difference=difference)
 
 
-def apply_to(encoder: Any, setup: Setup, own: OwnParts | None = None) -> None:
+def apply_to(encoder: Any, setup: Setup) -> None:
     """Let the forward of an encoder follow a setup."""
     if isinstance(encoder, RelPosBertModel):
         encoder.can_unpad = partial(may_unpad, setup)
         return
-    if own is not None and setup.level == own.level:
-        own.give(encoder)
+    if setup.own is not None:
+        setup.own.give(encoder)
     encoder.__class__ = substitute_class(type(encoder), optimized_forward)
     vars(encoder)[SETUP] = setup
     if setup.level == "contract":

@@ -19,7 +19,7 @@ from ..attention.sliding_window import SlidingWindowMask
 from ..attention.unpadding import UnpaddedBatch
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
 from .attention import attend_as_stock, offsets_in
-from .batch import Batch, MismatchError, running, take_batch
+from .batch import MismatchError, running, take_batch
 
 
 NAME = "hf_relpos"  # of both functions, and so the value of `config._attn_implementation`
@@ -38,7 +38,7 @@ class GroupMask:
             `SlidingWindowMask` for long rows, or None.
     """
 
-    batch: Batch
+    batch: UnpaddedBatch
     masks: tuple[torch.Tensor | SlidingWindowMask | None, ...]
 
     def to(self, *args: Any, **kwargs: Any) -> "GroupMask":
@@ -46,7 +46,7 @@ class GroupMask:
         return self
 
     @classmethod
-    def of(cls, batch: Batch, given: Mapping[str, Any]) -> "GroupMask":
+    def of(cls, batch: UnpaddedBatch, given: Mapping[str, Any]) -> "GroupMask":
         """The masks of the groups.
 
         Args:

@@ -13,9 +13,10 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
+from ..attention.unpadding import UnpaddedBatch
 from ..schemes.deberta import KINDS, disentangled_terms, in_float32, rows_in_use
 from .attention import BatchAttention, attend_to_batch, offsets_in, split_heads
-from .batch import Batch, MismatchError, PaddedBatch, take_batch
+from .batch import MismatchError, take_batch
 from .substitute import stock_file
 
 
@@ -46,7 +47,7 @@ class _SelfAttention(BatchAttention):
     def attend(
         self: Any,
         states: torch.Tensor,
-        batch: Batch,
+        batch: UnpaddedBatch,
         output_attentions: bool = False,
         query_states: torch.Tensor | None = None,
         relative_pos: torch.Tensor | None = None,
@@ -58,7 +59,7 @@ class _SelfAttention(BatchAttention):
         terms = self.terms(offsets_in(batch, states), relative_pos, rel_embeddings)
         vectors, visible = self.project(states), batch.groups[0].visible
         out = attend_to_batch(self, batch, vectors, self.heads_of, terms)
-        if isinstance(batch, PaddedBatch) and visible is not None:
+        if visible is not None and batch.groups[0].positions is None:  # padding stays
             # in stock DeBERTa no query that is padding sees a key, which comes to the mean of all values
             mean = self.heads_of(*vectors)[2].mean(2).flatten(1)[:, None]  # (B, 1, H·d)
             out = torch.where(visible[:, 0, 0, :, None], out, mean.to(out.dtype))

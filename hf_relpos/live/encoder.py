@@ -15,10 +15,10 @@ from ..models.sequence import Rows
 from . import by_length, contract
 from .arguments import parameters_of, wants
 from .attention import prefer_backend
-from .batch import Batch, MismatchError, PaddedBatch, running
+from .batch import MismatchError, padded_batch, running
 from .calls import CALLS
 from .foreign import foreign_part, has_stock_attention, is_watched
-from .own import Padded
+from .own import OwnParts
 
 
 Level = Literal["contract", "own", "by length"]
@@ -54,7 +54,7 @@ class Setup:
 
     Attributes:
         level: of docs/live.md.
-        padded: of `OwnParts`, whose attention computes these calls.
+        own: the parts of the encoder that are replaced, and compute calls with padding, too; None for none.
         sides: where a row's padding may stand to be taken out: "right", "left".
         pads: ids of the padding token; a position is padding if its mask is 0 and it has one of them.
         trusts_mask: whether the mask alone says what is padding.
@@ -76,7 +76,7 @@ class Setup:
     """
 
     level: Level
-    padded: Padded = "never"
+    own: OwnParts | None = None
     sides: tuple[str, ...] = ("right", "left")
     pads: tuple[int, ...] = ()
     trusts_mask: bool = False
@@ -144,14 +144,14 @@ class Plan:
     Attributes:
         real: (B, L), True for tokens.
         batch: the batch at the levels `contract` and `own`; None to compute it by length.
-        by_token: names of the arguments (B or 1, L, …).
+        by_token: names of the arguments (B or 1, L, …); none where padding stays.
         by_row: names of the arguments (B, …).
         positions: (B or 1, L), where the encoder is told; None where it finds them itself.
         as_tuple: whether the caller wants a tuple of an encoder that would return one.
     """
 
     real: torch.Tensor
-    batch: Batch | None
+    batch: UnpaddedBatch | None
     by_token: tuple[str, ...] = ()
     by_row: tuple[str, ...] = ()
     positions: torch.Tensor | None = None
@@ -164,7 +164,7 @@ class Plan:
             given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
         rows = self.real.shape[0]
         given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
-        if isinstance(self.batch, PaddedBatch):
+        if self.batch is not None and not by_token:
             with running(self.batch):
                 outputs = forward(**given)
         elif self.batch is not None:
@@ -194,10 +194,10 @@ def plan_of(
     batch, length = tokens[0].shape[:2]
     mask = given.get("attention_mask")
     is_windowed = setup.window is not None and length >= contract.MANY_WINDOWS * setup.window
-    attends = setup.padded == "always" or (
-        setup.padded == "long"
+    attends = (
+        setup.own is not None
         and reaches_attention(encoder, setup)
-        and prefer_backend(batch, config.num_attention_heads, length)
+        and (setup.own.serves_short or prefer_backend(batch, config.num_attention_heads, length))
     )
     if mask is None and (is_windowed or attends):
         real = torch.ones(batch, length, dtype=torch.bool)
@@ -220,8 +220,8 @@ def plan_of(
     asked = getattr(config, "return_dict", True) if asked is None else asked
     plan = _without_padding(encoder, setup, names, given, real, is_windowed) if unpads else None
     # stock attends to all keys of a row without a token; of ours only DeBERTa's parts do
-    if plan is None and attends and (setup.padded == "always" or bool(real.any(1).all())):
-        plan = Plan(real, PaddedBatch.of(real))
+    if plan is None and setup.own and attends and (setup.own.serves_short or bool(real.any(1).all())):
+        plan = Plan(real, padded_batch(real))
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
     # outputs of parts are joined as they come
@@ -230,12 +230,13 @@ def plan_of(
 
 def reaches_attention(encoder: Any, setup: Setup) -> bool:
     """Whether the attention of an encoder gets a batch; not at level `contract` once another backend was chosen."""
-    return setup.level == "own" or encoder.config._attn_implementation == contract.NAME
+    config = getattr(encoder, "config", None)
+    return setup.level == "own" or getattr(config, "_attn_implementation", None) == contract.NAME
 
 
 def is_changed(encoder: Any, setup: Setup) -> bool:
     """Whether code of others has come into an encoder."""
-    is_others = setup.padded != "never" and not has_stock_attention(encoder)
+    is_others = setup.own is not None and not has_stock_attention(encoder)
     return is_others or foreign_part(encoder, setup.trusted) is not None
 
 

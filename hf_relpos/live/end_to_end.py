@@ -1,16 +1,15 @@
 """Find where padding can be removed without other outputs of the whole object, called as its user calls it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from .arguments import parameters_of
 from .check import LENGTHS, apply_to
 from .encoder import Setup
-from .own import OwnParts
 from .probe import SIDES, Probe, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 
@@ -19,29 +18,11 @@ from .shadow import shadow
 SPANS = "ForQuestionAnswering"
 
 
-class Candidate(NamedTuple):
-    """An encoder that can be made faster.
-
-    Attributes:
-        name: in its root.
-        place: in the object that was given.
-        kind: name of its class.
-        encoder, setup, own: the module, how its calls are to be computed, and its parts for that.
-    """
-
-    name: str
-    place: str
-    kind: str
-    encoder: Any
-    setup: Setup
-    own: OwnParts | None
-
-
-def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tuple[tuple[str, ...], bool, str]:
+def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tuple[tuple[str, ...], bool, str]:
     """Where padding may be taken out of without another output of an object.
 
     Args:
-        inside: the encoders in it whose padding may be taken out; at least one.
+        inside: how calls of the encoders in it are to be computed, by their names in it; at least one.
 
     Returns:
         The sides, whether they hold in training, and who reads padding, in words; "" if nobody does.
@@ -52,19 +33,20 @@ def sides_that_heads_allow(root: nn.Module, inside: Sequence[Candidate]) -> tupl
         if SPANS in type(module).__name__:
             return (), False, f"{type(module).__name__} compares all states of a row, padding too"
     # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
-    common = tuple(side for side in SIDES if all(side in each.setup.sides for each in inside))
+    common = tuple(side for side in SIDES if all(side in each.sides for each in inside.values()))
     if not common:
         return (), False, reader
-    limit = min((each.setup.trained - 1 for each in inside if each.setup.trained is not None), default=LENGTHS[0])
-    probe = Probe(inside[0].encoder, [min(each, limit) for each in LENGTHS], inside[0].setup.pads, common)
+    limit = min((each.trained - 1 for each in inside.values() if each.trained is not None), default=LENGTHS[0])
+    name, first = next(iter(inside.items()))
+    probe = Probe(root.get_submodule(name), [min(each, limit) for each in LENGTHS], first.pads, common)
     stock, trial = shadow(root, has_memory=False), shadow(root, has_memory=False)
     for inputs in _inputs(type(root), probe):
         try:
             expected = outputs_of(stock, *inputs)
         except Exception:  # another signature; the code of others raises what it likes
             continue
-        for each in inside:
-            apply_to(trial.get_submodule(each.name), replace(each.setup, is_trial=True), each.own)
+        for name, setup in inside.items():
+            apply_to(trial.get_submodule(name), replace(setup, is_trial=True))
         sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
         trains = _agree_in_training(stock, trial, probe, inputs, {*sides})
         return sides, trains, "" if sides == common else reader

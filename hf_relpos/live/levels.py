@@ -8,12 +8,12 @@ from torch import nn
 from ..models.modeling_relpos_bert import RelPosBertModel
 from ..products.weight_cache import CachingLinear, forget
 from . import contract
-from .check import Check, apply_to, batch_dependence
+from .check import Check, apply_to, refusal
 from .encoder import SETUP, Setup
-from .end_to_end import Candidate, sides_that_heads_allow
+from .end_to_end import sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
-from .own import OwnParts, give_speech, own_parts
+from .own import give_speech, own_parts
 from .probe import SIDES, padding_tokens
 from .substitute import MADE_OF, OURS, stock_class
 
@@ -72,84 +72,58 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
     """
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
-    candidates: list[Candidate] = []
-    for name, encoder in encoders_in(root):
-        place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
-        setup, own = _setup_of(encoder, found, padding)
-        if isinstance(setup, str):
-            reports.append(Skipped(place, kind, setup))
-        else:
-            candidates.append(Candidate(name, place, kind, encoder, setup, own))
+    setups = {name: _setup_of(encoder, found, padding) for name, encoder in encoders_in(root)}
     if layers := give_speech(root):  # after encoders of text, which may have sound inside
         effect = "relative attention of sound is faster, in memory linear in the length"
-        reports.insert(0, Encoder(found.path, root_kind, layers, "", 0.0, effect))
-    if not (candidates or reports):
+        reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
+    if not (setups or reports):
         reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
         if any(hasattr(type(part), MADE_OF) for part in root.modules()):
             reason = "it is accelerated already"
         reports.append(Skipped(found.path, root_kind, reason))
-    unpadded = [each for each in candidates if each.setup.sides]
-    is_bare = not unpadded or any(each.encoder is root for each in candidates)
+    unpadded = {name: each for name, each in setups.items() if isinstance(each, Setup) and each.sides}
+    is_bare = not unpadded or "" in unpadded
     sides, trains, reader = (SIDES, True, "") if is_bare else sides_that_heads_allow(root, unpadded)
-    for each in candidates:
-        allowed = tuple(side for side in each.setup.sides if side in sides)
-        if allowed or each.setup.padded != "never":
-            setup = replace(each.setup, sides=allowed, trains=each.setup.trains and trains)
-            reports.append(_changed(each._replace(setup=setup), reader))
-        else:
-            reports.append(Skipped(each.place, each.kind, f"padding stays: {reader}"))
+    for name, setup in setups.items():
+        encoder = root.get_submodule(name)
+        place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
+        if isinstance(setup, Setup):
+            allowed = tuple(side for side in setup.sides if side in sides)
+            setup = replace(setup, sides=allowed, trains=setup.trains and trains)
+            if setup.sides or setup.own is not None:
+                reports.append(_changed(place, kind, encoder, setup, reader))
+                continue
+            setup = f"padding stays: {reader}"
+        reports.append(Skipped(place, kind, setup))
     return reports
 
 
-def _setup_of(encoder: Any, found: Found, padding: str) -> tuple[Setup | str, OwnParts | None]:
-    """The setup that agrees with Transformers, and parts of our own; if there is none, why."""
-    if reason := _refusal(encoder, padding):
-        return reason, None
-    own, refused = own_parts(encoder)
-    if padding == "stock":
-        if own is None:
-            return refused or "padding is left to Transformers", None
-        return Setup(own.level, own.padded, sides=(), trusted=kinds_in(encoder)[0]), own
-    pads, trusts_mask = padding_tokens(tokenizer_of(found.owner, found.module), encoder), padding == "mask"
-    if isinstance(encoder, RelPosBertModel):
-        known, _ = kinds_in(encoder)
-        return Setup("own", sides=("right",), pads=pads, trusts_mask=trusts_mask, trusted=known), None
-    setup = Check(encoder, pads, own, trusts_mask).setup()
-    if isinstance(setup, str):
-        return "; ".join(filter(None, (setup, refused))), None
-    own = None if own is None or setup.level != own.level else own
-    padded = "never" if own is None else own.padded
-    return replace(setup, padded=padded, is_trial=False), own
+def _setup_of(encoder: Any, found: Found, padding: str) -> Setup | str:
+    """The setup that agrees with Transformers; if there is none, why."""
+    known, foreign = kinds_in(encoder)
+    own = None if foreign else own_parts(encoder)
+    if reason := refusal(encoder, own, padding == "stock"):
+        return reason
+    pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
+    sides = () if padding == "stock" else SIDES
+    setup = Setup("own", own, sides, pads, trusts_mask=padding == "mask", trusted=known)
+    return replace(setup, sides=("right",)) if isinstance(encoder, RelPosBertModel) else Check(encoder, setup).setup()
 
 
-def _refusal(encoder: Any, padding: str) -> str | None:
-    """Why an encoder is left as it is without a look at its numbers; None for no reason."""
-    if any(hasattr(type(part), MADE_OF) for part in modules_in(encoder)):
-        return "it is accelerated already"
-    if isinstance(encoder, RelPosBertModel):
-        return "it takes padding out already" if encoder.can_unpad else None
-    if "forward" in vars(encoder):
-        return "other code has replaced its forward method"
-    devices = {each.device.type for each in encoder.parameters()}
-    if devices - {"cpu"}:
-        return f"it is on {', '.join(sorted(devices - {'cpu'}))}, and only CPUs are served"
-    return None if padding == "stock" else batch_dependence(encoder)
-
-
-def _changed(candidate: Candidate, reader: str) -> Encoder:
+def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> Encoder:
     """Change an encoder, and say how.
 
     Args:
+        place, kind: of the report.
         reader: who reads padding, in words.
     """
-    _, place, kind, encoder, setup, own = candidate
-    apply_to(encoder, setup, own)
+    apply_to(encoder, setup)
     in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
     if isinstance(encoder, RelPosBertModel):
         effect = "; ".join(["padding is taken out", *in_training])
         return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, effect)
-    layers = 0 if own is None else len(own.attention_in(encoder))
-    effects = [own.effect] if own is not None and own.effect else []
+    layers = 0 if setup.own is None else len(setup.own.attention_in(encoder))
+    effects = [] if setup.own is None else [setup.own.effect]
     if not setup.sides:
         effects += [f"padding stays: {reader}"] if reader else []
         return Encoder(place, kind, layers, "", 0.0, "; ".join(effects))

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms, toeplitz_table
+from ..attention.unpadding import UnpaddedBatch
 from .attention import BatchAsMask, BatchAttention, attend_to_batch, offsets_in, split_heads
-from .batch import Batch, take_batch
+from .batch import take_batch
 
 
 class Stack(BatchAsMask):
@@ -29,7 +30,7 @@ class SelfAttention(BatchAttention):
     """MPNet's self-attention with our backends."""
 
     def attend(
-        self: Any, states: torch.Tensor, batch: Batch, position_bias: torch.Tensor, *args: Any, **kwargs: Any
+        self: Any, states: torch.Tensor, batch: UnpaddedBatch, position_bias: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor]:
         """As stock."""
         terms = Terms(bias=(toeplitz_table(position_bias, offsets_in(batch, states)),))

@@ -1,19 +1,18 @@
 """Encoders whose attention this package computes itself, and the parts of theirs that get methods for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
 from . import deberta, mpnet, roformer, t5, xlnet
 from .attention import BatchAsMask
-from .foreign import is_stock, modules_in
+from .foreign import has_stock_attention, modules_in
 from .speech import attend_by_offset
 from .substitute import stock_class, substitute_class
 
 
-Padded = Literal["always", "long", "never"]
 LONG_INPUTS = "attention is faster from 1,024 tokens, as fast below, in memory linear in the length"
 
 
@@ -31,21 +30,19 @@ class OwnParts:
             self-attention is the first.
         effect: what is faster without unpadding, from scripts/benchmarks/bench_encoder.py.
         level: of docs/live.md.
-        padded: which calls these parts compute with their padding, too: all, or those long enough to be faster.
-        refusal: from an encoder to why it is left to Transformers' code; None for no reason.
+        serves_short: whether these parts are faster on short rows, too, and so compute all calls with their padding.
     """
 
     model: str
     methods: Mapping[str, type]
     effect: str = LONG_INPUTS
-    padded: Padded = "long"
     level: Literal["own", "contract"] = "own"
-    refusal: Callable[[nn.Module], str | None] = lambda encoder: None
+    serves_short: bool = False
 
     def fits(self, encoder: nn.Module) -> bool:
-        """Whether an encoder is one of that file, with that attention, and without code of others."""
+        """Whether an encoder is one of that file, with that attention."""
         is_there = type(encoder).__module__ == _file(self.model) and self.attention_in(encoder)
-        return bool(is_there) and is_stock(encoder)
+        return bool(is_there) and has_stock_attention(encoder)
 
     def give(self, encoder: nn.Module) -> None:
         """Give the parts of an encoder our methods, in place."""
@@ -60,61 +57,32 @@ class OwnParts:
         return [part for part in modules_in(encoder) if stock_class(type(part)).__name__ == name]
 
 
-def _other_deberta(encoder: Any) -> str | None:
-    if any(getattr(part, "talking_head", False) for part in encoder.modules()):
-        return "talking heads mix the scores of all heads"
-    return f"z_steps = {encoder.z_steps}: the last layer runs again for other queries" if encoder.z_steps > 1 else None
-
-
-def _decoder(encoder: Any) -> str | None:
-    return "a decoder: it attends to the left only" if encoder.config.is_decoder else None
-
-
-def _other_t5(encoder: Any) -> str | None:
-    """Up to Transformers 5.14 they have no other attention than "eager"."""
-    chosen = encoder.config._attn_implementation
-    return None if chosen == "sdpa" else f"attn_implementation = {chosen!r}: attention is accelerated with 'sdpa'"
-
-
-def _other_xlnet(encoder: Any) -> str | None:
-    if encoder.config.attn_type != "bi":
-        return f"attn_type = {encoder.config.attn_type!r}: it attends to the left only"
-    return "bi_data = True: half of a batch runs backwards" if encoder.config.bi_data else None
-
-
 DEBERTA_V2 = {"DisentangledSelfAttention": deberta.SelfAttention, "DebertaV2Encoder": deberta.Stack}
 DEBERTA_V1 = {"DisentangledSelfAttention": deberta.FirstSelfAttention, "DebertaEncoder": deberta.Stack}
-DEBERTA: dict[str, Any] = {
-    "effect": "attention is faster, in memory linear in the length",
-    "padded": "always",
-    "refusal": _other_deberta,
-}
+DEBERTA_EFFECT = "attention is faster, in memory linear in the length"
 MPNET = {"MPNetSelfAttention": mpnet.SelfAttention, "MPNetEncoder": mpnet.Stack}
 ROFORMER = {
     "RoFormerSelfAttention": roformer.SelfAttention,
     "RoFormerEncoder": BatchAsMask,
     "RoFormerSinusoidalPositionalEmbedding": roformer.Sinusoids,
 }
-T5: dict[str, Any] = {"level": "contract", "refusal": _other_t5}
 XLNET = {"XLNetRelativeAttention": xlnet.RelativeAttention, "XLNetModel": xlnet.Model}
 XLNET_EFFECT = "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less"
 OWN = (
-    OwnParts("deberta_v2", DEBERTA_V2, **DEBERTA),
-    OwnParts("deberta", DEBERTA_V1, **DEBERTA),
+    OwnParts("deberta_v2", DEBERTA_V2, DEBERTA_EFFECT, serves_short=True),
+    OwnParts("deberta", DEBERTA_V1, DEBERTA_EFFECT, serves_short=True),
     OwnParts("mpnet", MPNET),
-    OwnParts("roformer", ROFORMER, refusal=_decoder),
-    OwnParts("xlnet", XLNET, XLNET_EFFECT, refusal=_other_xlnet),
-    OwnParts("t5", {"T5Attention": t5.ByOffset}, **T5),
-    OwnParts("mt5", {"MT5Attention": t5.ByOffset}, **T5),
-    OwnParts("umt5", {"UMT5Attention": t5.ByOffset}, **T5),
+    OwnParts("roformer", ROFORMER),
+    OwnParts("xlnet", XLNET, XLNET_EFFECT),
+    OwnParts("t5", {"T5Attention": t5.ByOffset}, level="contract"),
+    OwnParts("mt5", {"MT5Attention": t5.ByOffset}, level="contract"),
+    OwnParts("umt5", {"UMT5Attention": t5.ByOffset}, level="contract"),
 )
 
 
-def own_parts(encoder: nn.Module) -> tuple[OwnParts | None, str | None]:
-    """The parts for an encoder, None if there are none; and why they are not taken, if that is to be said."""
-    found = next((each for each in OWN if each.fits(encoder)), None)
-    reason = None if found is None else found.refusal(encoder)
-    return (None, reason) if reason else (found, None)
+def own_parts(encoder: nn.Module) -> OwnParts | None:
+    """The parts for an encoder; None if there are none."""
+    return next((each for each in OWN if each.fits(encoder)), None)
 
 
 # Self-attention classes of speech encoders that may have `relative_key`, and their modules in Transformers.

@@ -9,10 +9,11 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
+from ..attention.unpadding import UnpaddedBatch
 from ..products.cpu_gemm import linear
 from .arguments import wants
 from .attention import attend_to_batch, offsets_in, split_heads
-from .batch import Batch, PaddedBatch, take_batch
+from .batch import take_batch
 from .substitute import stock_file
 
 
@@ -24,8 +25,7 @@ class Model:
         batch = take_batch()
         if batch is None:
             return super().forward(*args, **given)  # type: ignore[misc]
-        if isinstance(batch, PaddedBatch):
-            batch = with_own_keys(batch)
+        batch = with_own_keys(batch)
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
         states = self.dropout(self.word_embedding(tokens) if vectors is None else vectors)
@@ -48,13 +48,13 @@ class Model:
         return stock_file(self).XLNetModelOutput(self.dropout(seen[-1]), memory, hidden_states)
 
 
-def with_own_keys(batch: PaddedBatch) -> PaddedBatch:
-    """A batch whose queries each see their own key, also where it is padding."""
-    (group,) = batch.groups
-    if group.visible is None:
+def with_own_keys(batch: UnpaddedBatch) -> UnpaddedBatch:
+    """A batch whose queries each see their own key, also where it is padding that stays."""
+    group = batch.groups[0]
+    if group.visible is None or group.positions is not None:
         return batch
     visible = group.visible | torch.eye(group.length, dtype=torch.bool, device=group.visible.device)
-    return PaddedBatch((replace(group, visible=visible),))
+    return replace(batch, groups=(replace(group, visible=visible),))
 
 
 class RelativeAttention:
@@ -64,7 +64,7 @@ class RelativeAttention:
         self: Any,
         h: torch.Tensor,
         g: torch.Tensor | None,
-        attn_mask_h: torch.Tensor | Batch | None,
+        attn_mask_h: torch.Tensor | UnpaddedBatch | None,
         attn_mask_g: torch.Tensor | None,
         r: torch.Tensor,
         seg_mat: torch.Tensor | None,
@@ -80,7 +80,7 @@ class RelativeAttention:
             r: (2·L, 1, D), of the longest row.
             seg_mat: (1, T or B, L, S), one-hot; None if all tokens have the same type.
         """
-        if not isinstance(attn_mask_h, Batch):
+        if not isinstance(attn_mask_h, UnpaddedBatch):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)  # type: ignore[misc]
         query, key, value = (
             projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
