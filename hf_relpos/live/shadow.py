@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections import deque
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -46,12 +47,12 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
         if is_watched(module):  # hooks of others are not called
             own |= {name: type(own[name])() for name in HOOKS}
         own["training"] = False
-        if "config" in own and hasattr(own["config"], "_attn_implementation"):
+        if "config" in own and not isinstance(own["config"], ModuleType):
             own["config"] = configs.setdefault(id(own["config"]), copy.copy(own["config"]))
         return made
 
     made = copied(root)
     for config, field in itertools.product(() if has_memory else configs.values(), MEMORY_FIELDS):
-        if hasattr(config, field):
+        if hasattr(config, "_attn_implementation") and hasattr(config, field):
             setattr(config, field, False)
     return made
