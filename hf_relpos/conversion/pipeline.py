@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from .card import write_card
 from .configurations import resolved_options
 from .folder import REPORT, check_target, new_folder
 from .learn import learn
-from .methods import Arguments
 from .plan import Conversion, plan_conversion
 from .report import ConversionReport, Step, has_vocabulary, list_steps
 from .verify import compare_outputs, compare_tensors
@@ -102,7 +102,7 @@ def convert(
         ConversionError: if the source cannot be converted, a scheme or option is unknown, or a folder cannot be
             written. The message names the cause and the remedy.
     """
-    given = Arguments(**locals())  # before there are other variables
+    given = SimpleNamespace(**locals())  # before there are other variables
     conversion = plan_conversion(given, check_target(out, overwrite, source))
     with spinner("reading the source", progress):
         conversion = _read(conversion)
@@ -113,7 +113,7 @@ def convert(
     with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
         files, reloaded = _write(unfinished, conversion, model)
         compare_tensors(model, reloaded, renamed, steps)
-        is_compared = conversion.method.exact and conversion.spec.family.stock is not None
+        is_compared = conversion.method.exact and conversion.spec.stock is not None
         difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
         report = _report(conversion, reloaded, steps, files, difference)
         write_json(unfinished / REPORT, report.to_dict(), indent=2)
@@ -132,7 +132,7 @@ def _read(conversion: Conversion) -> Conversion:
     any_head = conversion.layout.listed and conversion.given.architecture is None
     if any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves only the encoder, but with the class name of the original model
-        spec, _ = choose_head(spec, f"{spec.family.class_prefixes[0]}Model")
+        spec, _ = choose_head(spec, f"{spec.class_prefixes[0]}Model")
         conversion = replace(conversion, spec=spec, left_behind="")
     tied = conversion.source_config.tie_word_embeddings
     return replace(conversion, source=rename_and_validate(spec, raw, expected_shapes(conversion), tied))
