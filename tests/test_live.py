@@ -266,6 +266,20 @@ def test_what_is_left_is_named_with_its_reason():
         attention_alone("microsoft/deberta-v3-base")
 
 
+class Holder:
+    """Raises an error of its own for names that it does not have."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_optimize_object_with_names_of_its_own():
+    assert [each.name for each in attention_alone(Holder(build("v3"))).encoders] == ["model"]
+
+
 def test_xlnet_predictions_under_a_permutation_go_to_stock():
     model, inputs = build("XLNet", torch.float32), batch(token_types=False)
     perm_mask = torch.zeros(3, 15, 15)
