@@ -16,7 +16,7 @@ from .names import is_scheme, is_table
 from .registry import FAMILIES, family_of, resemblance
 
 
-OBJECT = Rule(lambda value: value is None or isinstance(value, Mapping), "an object, or null")
+OBJECT = Rule(lambda value: not value or isinstance(value, Mapping), "an object, or null")
 BASE = number(1, 1e12, optional=True)
 NAME_OR_NAMES = Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), "a string, or a list of strings")
 # Fields of any family that are computed with before RelPosBertConfig checks the result.
