@@ -1,6 +1,5 @@
 """`optimize`: a live model without its padding and with other products, beside what it was before the call."""
 
-import contextlib
 import copy
 import importlib
 import itertools
@@ -316,29 +315,6 @@ def test_masks_by_pairs_are_as_before_everywhere(name, none_too_short):
         calls = [{"input_ids": ids, "is_causal": True}, batch() | {"is_causal": True}]
     calls += [{"input_ids": ids, "attention_mask": mask} for mask in masks]
     assert_as_before(model, calls, tolerance(name))
-
-
-DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
-
-
-@pytest.mark.parametrize("implementation", [None, "eager"])
-@pytest.mark.parametrize("name", FEW)
-@torch.no_grad()
-def test_masks_of_zeros_and_ones_of_every_dtype_are_as_before(name, implementation, none_too_short):
-    """With four dimensions SDPA reads booleans; eager attention, which MPNet and RoFormer have alone, adds any to the
-    scores, where they hide nothing.
-    """
-    model, inputs = build(name, attn_implementation=None if name == "XLNet" else implementation), batch()
-    real = inputs["attention_mask"].bool()
-    masks = [mask.to(dtype) for mask in (real, real[:, None, None].repeat(1, 1, 40, 1)) for dtype in DTYPES]
-    before = []
-    for mask in masks:
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):  # what stock refuses
-            before.append((mask, model(**inputs | {"attention_mask": mask})[0]))
-    assert len(before) >= 5
-    optimize(model)
-    for mask, expected in before:
-        assert_equal_numbers(model(**inputs | {"attention_mask": mask})[0][real], expected[real], tolerance(name))
 
 
 @pytest.mark.parametrize("said", ["argument", "config"])

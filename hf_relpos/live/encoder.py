@@ -32,6 +32,7 @@ OTHERS = (
     "encoder_hidden_states",
     "encoder_attention_mask",
     "cu_seq_lens_q",
+    "entity_ids",
     "head_mask",
     "is_causal",
     "mems",
