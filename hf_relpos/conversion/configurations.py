@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ..checkpoints.errors import ConversionError, conversion_errors
@@ -12,7 +11,7 @@ from ..models.checks import without_kernels
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
-from .methods import Method, check_scheme
+from .methods import Arguments, Method, check_scheme
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def source_config(spec: Family) -> RelPosBertConfig:
 
 
 def target_config(
-    spec: Family, source: RelPosBertConfig, given: SimpleNamespace, method: Method, method_options: Mapping[str, Any]
+    spec: Family, source: RelPosBertConfig, given: Arguments, method: Method, method_options: Mapping[str, Any]
 ) -> RelPosBertConfig:
     """The configuration of the result: one with terms to learn or, for a relative source, perhaps the source's.
 

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from .card import write_card
 from .configurations import resolved_options
 from .folder import REPORT, check_target, new_folder
 from .learn import learn
+from .methods import Arguments
 from .plan import Conversion, plan_conversion
 from .report import ConversionReport, Step, has_vocabulary, list_steps
 from .verify import compare_outputs, compare_tensors
@@ -102,7 +102,7 @@ def convert(
         ConversionError: if the source cannot be converted, a scheme or option is unknown, or a folder cannot be
             written. The message names the cause and the remedy.
     """
-    given = SimpleNamespace(**locals())  # before there are other variables
+    given = Arguments(**locals())  # before there are other variables
     conversion = plan_conversion(given, check_target(out, overwrite, source))
     with spinner("reading the source", progress):
         conversion = _read(conversion)

@@ -22,7 +22,7 @@ from ..schemes.registry import scheme_parts
 from ..schemes.scheme import check_options, nearest
 from .configurations import read_config, source_config, target_config
 from .folder import Layout, check_apart, locate
-from .methods import METHODS, Method
+from .methods import METHODS, Arguments, Method
 
 
 # Arguments of `convert` that do not determine the result.
@@ -49,7 +49,7 @@ class Conversion:
         details: results of the method for the report, which it adds; JSON values only.
     """
 
-    given: SimpleNamespace
+    given: Arguments
     method_name: str
     target: Path
     source: Checkpoint
@@ -134,7 +134,7 @@ class Conversion:
         return {key: value for key, value in plain.items() if value is not False and value not in (None, {}, "text")}
 
 
-def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
+def plan_conversion(given: Arguments, target: Path) -> Conversion:
     """Check the arguments of `convert` against the source, and complete them.
 
     Args:
@@ -179,7 +179,7 @@ def plan_conversion(given: SimpleNamespace, target: Path) -> Conversion:
     )
 
 
-def choose_method(given: SimpleNamespace, spec: Family) -> str:
+def choose_method(given: Arguments, spec: Family) -> str:
     """The given method; without one, the one that learns, or keeps the outputs.
 
     Raises:
@@ -199,7 +199,7 @@ def choose_method(given: SimpleNamespace, spec: Family) -> str:
     return name
 
 
-def check_text(given: SimpleNamespace, method: str) -> list[Path] | list[str] | None:
+def check_text(given: Arguments, method: str) -> list[Path] | list[str] | None:
     """The texts, which can be iterated over several times; None for none.
 
     Raises:
