@@ -25,13 +25,21 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
     """
     modules: dict[int, nn.Module] = {}
     configs: dict[int, Any] = {}
-    tensors: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
 
     def own_of(value: Any) -> Any:
-        """What a forward may write to: tensors that are no parameters, and containers."""
+        """What a forward may write to: tensors that are no parameters, and containers, with what is in them."""
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-            return tensors.setdefault(id(value), value.clone())
-        return copy.copy(value) if isinstance(value, dict | list | set | deque) else value
+            return copies.setdefault(id(value), value.clone())
+        if not isinstance(value, dict | list | set | deque) or id(value) in copies:
+            return copies.get(id(value), value)
+        made: Any = copy.copy(value)
+        copies[id(value)] = made
+        if isinstance(value, dict | list):
+            for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                if (mine := own_of(each)) is not each:
+                    made[key] = mine
+        return made
 
     def copied(module: nn.Module) -> nn.Module:
         found = modules.get(id(module))
@@ -40,7 +48,6 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
         made = modules[id(module)] = object.__new__(type(module))
         own = vars(made)
         own |= {name: own_of(value) for name, value in vars(module).items()}
-        own["_buffers"] = {name: own_of(each) for name, each in module._buffers.items()}
         own["_modules"] = {
             name: each if each is None else copied(each) for name, each in list(module._modules.items())
         }
