@@ -32,8 +32,7 @@ class Model:
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
         states = self.dropout(self.word_embedding(tokens) if vectors is None else vectors)
-        longest = group.length
-        distances = self.relative_positional_encoding(longest, longest, bsz=1, device=states.device)
+        distances = self.relative_positional_encoding(group.length, group.length, bsz=1, device=states.device)
         distances = self.dropout(distances)
         segments = None
         if given.get("token_type_ids") is not None:
