@@ -11,7 +11,6 @@ from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from hf_relpos.families.recognition import recognise
-from hf_relpos.families.registry import FAMILIES
 
 
 def older_than(release: str) -> bool:
@@ -109,7 +108,7 @@ def random_model(kind, name, folder=None, spread=0.2, **fields):
 
 # Outputs that are compared, and the bias of a projection that stock XLNet does not have.
 OUTPUTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
-XLNET, ADDED = FAMILIES["xlnet"], ".attention.output.dense.bias"
+ADDED = ".attention.output.dense.bias"
 
 
 def outputs_of(model, inputs, real):
@@ -138,7 +137,7 @@ def errors(stock, ours, inputs, real, least=0.0):
         for tensors in (stock.state_dict(keep_vars=True), ours.state_dict(keep_vars=True))
     )
     learned = {key: each for key, each in expected.items() if "embed_positions" not in key}  # fixed sinusoids
-    unpacked = {key: each for key, each in spec.unpack(learned).items() if not (spec.family is XLNET and ADDED in key)}
+    unpacked = {key: each for key, each in spec.unpack(learned).items() if not (spec.name == "xlnet" and ADDED in key)}
     gradients = {key: own[spec.rename(key, base=ours.base_model is ours)[0]] for key in unpacked}
     largest = max(float(each.abs().max()) for each in unpacked.values())
     worst = max(float((gradients[key] - each).abs().max()) for key, each in unpacked.items())

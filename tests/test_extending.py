@@ -9,7 +9,6 @@ from oracles import tiny_model
 
 from hf_relpos import RelPosBertModel, explain_backend
 from hf_relpos.attention import dispatch as backends
-from hf_relpos.families.names import to_stock
 from hf_relpos.schemes.scheme import SCHEMES, Scheme
 
 
@@ -46,10 +45,10 @@ def test_the_backend(monkeypatch):
 def test_the_family():
     names = {}
     exec(FAMILY, names)
-    family = names["family"]
-    assert family.heads({})["MyBertForMaskedLM"] == "BertForMaskedLM" and family.positions({}).scheme == "alibi"
-    found = to_stock("bert.encoder.layer.1.self_attention.q.weight", False, family.parts, family.of_layers({}))
-    assert found == "bert.encoder.layer.1.attention.self.query.weight"
+    family = names["MyBert"]({})
+    assert family.heads()["MyBertForMaskedLM"] == "BertForMaskedLM" and family.positions.scheme == "alibi"
+    found = family.rename("bert.encoder.layer.1.self_attention.q.weight", base=False)
+    assert found == ["bert.encoder.layer.1.attention.self.query.weight"]
 
 
 def test_a_scheme_needs_a_name_and_what_is_made_of_one_does_not():

@@ -3,6 +3,7 @@
 Folders and their contents: scripts/maintenance/golden/families.py. The layers are those of tests/schemes.
 """
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.conversion import convert
 from hf_relpos.families.family import COUNTERPARTS
 from hf_relpos.families.names import is_scheme
-from hf_relpos.families.registry import FAMILIES, defaults_of, dropped_fields
+from hf_relpos.families.recognition import recognise
+from hf_relpos.families.registry import FAMILIES
+from hf_relpos.families.table import example
 from hf_relpos.families.tensors import DTYPES
 
 
@@ -123,7 +126,7 @@ def test_every_head(tmp_path, family, suffix):
     [  # MPNet's own class reads the field before Transformers 5.14
         name
         for name, each in FAMILIES.items()
-        if "is_decoder" in dropped_fields(each, ()) and not (name == "mpnet" and older_than("5.14"))
+        if "is_decoder" in each.ignored_fields(()) and not (name == "mpnet" and older_than("5.14"))
     ],
 )
 def test_fields_that_the_family_ignores(tmp_path, kind):
@@ -225,11 +228,22 @@ def test_the_encoder_alone(tmp_path, asked):
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name in CONFIG_MAPPING and name != "bert"])
 def test_every_field_of_the_library_is_known(family):
     """A configuration that leaves a field out means its own family's default; a new field has to be looked at."""
-    own, bert, ours = CONFIG_MAPPING[family]().to_dict(), BertConfig().to_dict(), defaults_of(family)
+    own, bert, ours = CONFIG_MAPPING[family]().to_dict(), BertConfig().to_dict(), FAMILIES[family].all_defaults()
     differing = {name: value for name, value in own.items() if name in bert and value != bert[name]}
     assert differing.items() <= {**ours, "model_type": own["model_type"]}.items()
-    known = {*dropped_fields(FAMILIES[family], own), *FAMILIES[family].renamed_fields}
+    known = {*FAMILIES[family].ignored_fields(own), *FAMILIES[family].renamed_fields}
     assert own.keys() - bert.keys() - RelPosBertConfig().to_dict().keys() <= known
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_recognise_fields_of_wrong_types(name):
+    family = FAMILIES[name]
+    config = {**example(name).config, "model_type": family.marks if family.marker else name}
+    for field, value in itertools.product(config, ("x", ["x"], {"x": 1}, 3.5, -2)):
+        try:
+            assert recognise(Path("folder"), {**config, field: value}).fields
+        except ValueError as error:
+            assert field in str(error) or field == family.marker
 
 
 NEZHA = FIXTURES / "families" / "nezha"

@@ -35,7 +35,7 @@ HEADS = [
     (kind, name)
     for kind, family in FAMILIES.items()
     if family.read_directly and family.stock is not None
-    for name in family.heads({})
+    for name in family({}).heads()
     # some releases of Transformers have a decoder without a causal mask, which is refused
     if name != "RoFormerForCausalLM" or ROFORMER_CAUSAL_MASK.lack() is None
 ]
@@ -61,7 +61,7 @@ def stock_model(kind, name, folder, **fields):
 
 
 def our_class(kind, name):
-    return getattr(modeling_relpos_bert, f"RelPos{FAMILIES[kind].heads({})[name]}")
+    return getattr(modeling_relpos_bert, f"RelPos{FAMILIES[kind]({}).heads()[name]}")
 
 
 def batch(name):

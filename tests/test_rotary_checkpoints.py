@@ -369,10 +369,13 @@ def test_absolute_positions_are_those_of_xlm_roberta(tmp_path, head):
     fields = {"position_embedding_type": "absolute", "max_position_embeddings": 20, "layer_norm_eps": 1e-12}
     saved = {**FLASH, **fields, "architectures": [f"XLMRoberta{head}"], "id2label": {"0": "LABEL_0"}}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    with torch.no_grad():
-        expected, found = theirs(**INPUTS)[0], ours(head, tmp_path)(**INPUTS)[0]
+    exported = tmp_path.with_name(f"exported {head}")
+    export_checkpoint(ours(head, tmp_path), exported)
     mask = REAL if head == "Model" else slice(None)
-    assert float((expected[mask] - found[mask]).abs().max()) <= 1e-5
+    for folder in (tmp_path, exported):
+        with torch.no_grad():
+            expected, found = theirs(**INPUTS)[0], ours(head, folder)(**INPUTS)[0]
+        assert float((expected[mask] - found[mask]).abs().max()) <= 1e-5
 
 
 REFUSED = {

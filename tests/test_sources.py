@@ -24,6 +24,7 @@ from hf_relpos.families.registry import FAMILIES
 
 WORDS, POSITIONS, LENGTH = 50, 20, 9
 ABSOLUTE = [name for name in FAMILIES if name not in ("bert", "nezha") and not FAMILIES[name].read_directly]
+PADDED = [name for name in ABSOLUTE if FAMILIES[name](FAMILIES[name].all_defaults()).cut]
 HEADS = [(family, suffix) for family in ABSOLUTE for suffix in FAMILIES[family].suffixes]
 SIZES = tiny_sizes(hidden_size=16, num_attention_heads=2, intermediate_size=24, max_position_embeddings=POSITIONS)
 OWN = {
@@ -45,7 +46,7 @@ def saved(folder, family, suffix="Model", **fields):
 
 def batch(family, decoder=False, multiple=False):
     """Rows of two lengths, padded on the right as the family's tokenizer does; no token types."""
-    padding = 1 if FAMILIES[family].padding else 0
+    padding = 1 if family in PADDED else 0
     ids = torch.randint(2, WORDS, (2, LENGTH))
     mask = torch.ones_like(ids)
     ids[1, 6:], mask[1, 6:] = padding, 0
@@ -104,7 +105,7 @@ def test_drop_is_purely_relative_and_has_no_limit(tmp_path, family):
     with torch.no_grad():
         assert model(torch.randint(2, WORDS, (1, 3 * POSITIONS))).logits.isfinite().all()
         table = stock.base_model.embeddings.position_embeddings.weight
-        cut = 2 if FAMILIES[family].padding else 0
+        cut = 2 if family in PADDED else 0
         table.copy_(table[cut:].mean(0, keepdim=True).expand_as(table))
     assert_same_outputs(stock, model, batch(family), tolerance=1e-5)
 
@@ -140,7 +141,7 @@ def test_shards_and_other_names(tmp_path, family):
     assert_same_outputs(stock, RelPosBertForMaskedLM.from_pretrained(tmp_path / "old-out").eval(), batch(family))
 
 
-@pytest.mark.parametrize("family", [name for name in ABSOLUTE if FAMILIES[name].padding])
+@pytest.mark.parametrize("family", PADDED)
 def test_rows_of_padding_are_cut_off(tmp_path, family):
     """514 rows are 512 positions; both numbers and the rows that go are in the report."""
     stock, model, report = converted(tmp_path, family)

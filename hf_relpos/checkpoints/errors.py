@@ -1,5 +1,6 @@
 """Errors and warnings of checkpoints and of their conversion."""
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -17,10 +18,14 @@ class PoorConversionWarning(UserWarning):
 
 
 def abbreviate(names: Iterable[str], limit: int = 4) -> str:
-    """The first names, and the number of further names."""
+    """The first names, one for all layers, and the number of further names."""
     names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(re.sub(r"\.\d+\.", ".*.", name), name)
+    shown = list(first.values())[:limit]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 def check_shape(name: str, shape: Iterable[int], expected: Iterable[int]) -> None:

@@ -7,11 +7,11 @@ from textwrap import shorten
 from typing import Any
 
 from .errors import ConversionError
-from .paths import check_source
+from .paths import check_source, local_folder
 
 
-def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> tuple[Path, str]:
-    """Download files of a Hub repository; returns their folder and the commit.
+def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> Path:
+    """Download files of a Hub repository; returns their folder, whose name is the commit if it is the top.
 
     Args:
         folder: folder of the repository; empty for its top, without subfolders.
@@ -24,7 +24,7 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
 
     check_source(repository)
     try:
-        downloaded = snapshot(repository, patterns, folder, revision=revision)
+        downloaded = find_folder(repository, patterns, folder, revision=revision)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
         raise ConversionError(
@@ -38,25 +38,32 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
             f"({type(error).__name__}: {reason}). Check the connection and HF_HUB_OFFLINE, or download it elsewhere "
             f"with `hf download {repository} --local-dir FOLDER` and give that folder"
         ) from error
-    return downloaded.resolve(), downloaded.name
+    return downloaded.resolve()
 
 
-def snapshot(repository: str, patterns: Iterable[str], folder: str = "", **options: Any) -> Path:
-    """Download files in a folder of a Hub repository; returns the repository's own folder in the cache.
+def find_folder(source: str | Path, patterns: Iterable[str], folder: str = "", **options: Any) -> Path:
+    """A local folder, or that of files of a Hub repository in the cache, which are downloaded.
 
     Args:
+        source: local folder or Hub repository.
         patterns: patterns of the files.
-        folder: folder of the repository; empty for its top, without subfolders.
+        folder: folder in it; empty for its top, without subfolders.
         options: of `huggingface_hub.snapshot_download`, whose errors are raised.
+
+    Raises:
+        ConversionError: for a file.
     """
     from huggingface_hub import snapshot_download
 
+    if (local := local_folder(source)) is not None:
+        return local / folder
     prefix = f"{folder}/" if folder else ""
     allowed, ignored = [prefix + pattern for pattern in patterns], [f"{prefix}*/*"]
     logger = logging.getLogger(snapshot_download.__module__)
     logger.addFilter(_no_match)
     try:
-        return Path(snapshot_download(repository, allow_patterns=allowed, ignore_patterns=ignored, **options))
+        found = snapshot_download(str(source), allow_patterns=allowed, ignore_patterns=ignored, **options)
+        return Path(found, folder)
     finally:
         logger.removeFilter(_no_match)
 

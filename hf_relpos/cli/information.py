@@ -151,10 +151,7 @@ def families(json_file: JsonFile = None) -> None:
             from ..families.registry import FAMILIES
             from ..families.table import row
 
-        rows = [
-            {column: cell.replace("`", "") for column, cell in row(name, family).items()}
-            for name, family in FAMILIES.items()
-        ]
+        rows = [{column: cell.replace("`", "") for column, cell in row(name).items()} for name in FAMILIES]
         shown = ("checkpoints", "told by", "positions")
         columns = ("checkpoints", "recognised by", "positions", "direct")
         table = new_table(*columns, caption="direct: from_pretrained reads it, too")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..checkpoints.errors import ConversionError, conversion_errors
 from ..checkpoints.files import check_config, read_json
-from ..families.recognition import FIELD_ERRORS, CheckpointSpec
+from ..families.family import FIELD_ERRORS, Family
 from ..models.checks import without_kernels
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, find_scheme, scheme_parts
@@ -30,7 +30,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def source_config(spec: CheckpointSpec) -> RelPosBertConfig:
+def source_config(spec: Family) -> RelPosBertConfig:
     """The configuration of the source as a RelPosBertConfig, positions included.
 
     Raises:
@@ -42,7 +42,7 @@ def source_config(spec: CheckpointSpec) -> RelPosBertConfig:
 
 
 def target_config(
-    spec: CheckpointSpec, source: RelPosBertConfig, given: Arguments, method: Method, method_options: Mapping[str, Any]
+    spec: Family, source: RelPosBertConfig, given: Arguments, method: Method, method_options: Mapping[str, Any]
 ) -> RelPosBertConfig:
     """The configuration of the result: one with terms to learn or, for a relative source, perhaps the source's.
 
@@ -56,7 +56,8 @@ def target_config(
     Raises:
         ConversionError: for an unknown scheme or option, and a scheme that does not fit the method or the source.
     """
-    kept, limit = spec.scheme, source.max_position_embeddings
+    positions, limit = spec.positions, source.max_position_embeddings
+    kept = positions.scheme
     length = method_options.get("length") or limit
     if source.conv_kernel_size and method.learns:
         raise ConversionError(
@@ -67,38 +68,38 @@ def target_config(
     types, options, has_table = name, dict(given.position_options or {}), False
     if scheme is not None and length > limit:  # such rows are learnt from
         options = scheme.options_for_length(options, length)
-    if spec.absolute:
+    if positions.absolute:
         known = kept if isinstance(kept, list) else [kept] if kept else []
         if name in known and (method.learns or scheme is not None):
             raise ConversionError(
                 f"position_embedding_type = {name!r}: {spec.folder} has this scheme already and keeps it; choose "
                 "another one"
             )
-        if scheme is None and {**spec.options, **options} != spec.options:
+        if scheme is None and {**positions.options, **options} != positions.options:
             raise ConversionError(
-                f"position_options = {options}: {spec.folder} has this scheme already, with {spec.options}; leave "
-                "them out"
+                f"position_options = {options}: {spec.folder} has this scheme already, with {positions.options}; "
+                "leave them out"
             )
         if scheme is not None:
             check_scheme(scheme, method)
         if scheme is not None and known:  # a scheme beside the absolute positions stays
-            beside: dict[Any, Any] = spec.options if isinstance(kept, list) else {kept: spec.options}
+            beside: dict[Any, Any] = positions.options if isinstance(kept, list) else {kept: positions.options}
             types, options = [*known, name], {**beside, name: options}
         has_table = method.exact and not (scheme and scheme.learned_input_table)
     fields = spec.fields
     # a method that changes the outputs may add a vector to the embeddings of all tokens
-    is_exact = method.exact or (scheme is None and not spec.absolute)
+    is_exact = method.exact or (scheme is None and not positions.absolute)
     if fields.get("type_vocab_size") == 0 and not is_exact:
         fields["type_vocab_size"] = 1
     fields |= {"position_embedding_type": types, "absolute_position_embeddings": has_table}
-    if scheme is not None or (options and not spec.absolute):
+    if scheme is not None or (options and not positions.absolute):
         fields["position_options"] = options
     if method_options.get("window") or length > limit:
         # with a window, all distances are frequent in the training on long rows, which cost less
         fields["attention_window"] = method_options["window"] or max(1, limit // 2)
     with conversion_errors(kinds=FIELD_ERRORS):  # about arguments of the caller
         config: RelPosBertConfig = RelPosBertConfig.from_dict(fields)
-    if spec.absolute:
+    if positions.absolute:
         return config
     if same_positions(source, config):
         if not method.learns:

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from ..checkpoints.errors import ConversionError, abbreviate, conversion_errors
 from ..checkpoints.hub import download
 from ..checkpoints.paths import local_folder
 from ..checkpoints.weights import TOKENIZER_FILES
-from ..families.family import Family
+from ..families.family import NOT_KEPT, Family
 from ..families.loading import directly_read
-from ..families.recognition import CheckpointSpec, recognise
-from ..families.registry import FAMILIES, NOT_KEPT
+from ..families.names import is_table
+from ..families.recognition import recognise
+from ..families.registry import FAMILIES
 from ..files import write_json
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
@@ -68,7 +70,7 @@ def export_checkpoint(
     target = check_target(out, overwrite, source if isinstance(source, str | Path) else None)
     model = source if isinstance(source, RelPosBertPreTrainedModel) else _load(Path(source))
     spec = _spec(model)
-    stock = None if spec.family.stock is None else _stock_model(model, spec)
+    stock = None if spec.stock is None else _stock_model(model, spec)
     origin = _origin(model)
     with new_folder(out, target, overwrite) as unfinished:
         if stock is None:
@@ -91,7 +93,7 @@ def _origin(model: RelPosBertPreTrainedModel) -> Path | None:
     if not name:
         return None
     with suppress(ConversionError):
-        return local_folder(name) or download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))[0]
+        return local_folder(name) or download(name, commit, "", (*TOKENIZER_FILES, "generation_config.json"))
     return None
 
 
@@ -110,7 +112,7 @@ def _load(folder: Path) -> RelPosBertPreTrainedModel:
     return names[name].from_pretrained(folder, dtype="auto", local_files_only=True)
 
 
-def _spec(model: RelPosBertPreTrainedModel) -> CheckpointSpec:
+def _spec(model: RelPosBertPreTrainedModel) -> Family:
     """The description of the exported checkpoint.
 
     Raises:
@@ -131,6 +133,8 @@ def _spec(model: RelPosBertPreTrainedModel) -> CheckpointSpec:
             f"{type(model).__name__}: {family.class_prefixes[0]} has no such head; it has {', '.join(heads)}"
         )
     spec = spec.with_head(heads[head])
+    if spec.cut:
+        spec.config["max_position_embeddings"] += spec.cut
     own, again = model.config, source_config(spec)
     differing = [
         name
@@ -148,7 +152,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> CheckpointSpec:
     return spec
 
 
-def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
+def _fields(config: RelPosBertConfig, family: type[Family]) -> dict[str, Any]:
     """config.json of the architecture: common fields from our configuration, the others from `converted_from`."""
     ours, fields = RelPosBertConfig().to_dict(), json.loads(config.to_json_string(use_diff=False))
     theirs = CONFIG_MAPPING[family.stock or "bert"]().to_dict()
@@ -158,7 +162,7 @@ def _fields(config: RelPosBertConfig, family: Family) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: CheckpointSpec) -> None:
+def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Family) -> None:
     """Write config.json and model.safetensors in the layout of an architecture without a class in Transformers.
 
     Tied tensors are written once; the architecture's code ties them again.
@@ -169,7 +173,8 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Ch
         own = spec.original_name(name)
         if own and tensor.data_ptr() not in places:
             places.add(tensor.data_ptr())
-            written[own] = tensor.contiguous()
+            rows = spec.cut if is_table(name) else 0  # before that of position 0, which only padding uses
+            written[own] = nn.functional.pad(tensor, (0, 0, rows, 0)) if rows else tensor.contiguous()
     save_file(written, folder / "model.safetensors", {"format": "pt"})
     dtype = str(model.dtype).removeprefix("torch.")
     fields = {name: value for name, value in spec.config.items() if not name.startswith("_")}  # not what tensors told
@@ -177,13 +182,13 @@ def _write_for_own_code(folder: Path, model: RelPosBertPreTrainedModel, spec: Ch
 
 
 @torch.no_grad()
-def _stock_model(model: RelPosBertPreTrainedModel, spec: CheckpointSpec) -> PreTrainedModel:
+def _stock_model(model: RelPosBertPreTrainedModel, spec: Family) -> PreTrainedModel:
     """The model of Transformers' class, with the same tensors.
 
     Raises:
         ConversionError: for tensors of the model that the class does not have.
     """
-    config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(spec.config)
+    config = CONFIG_MAPPING[str(spec.stock)].from_dict(spec.config)
     with torch.device("meta"):
         stock = getattr(transformers, spec.head)(config)
     base = spec.architecture == "BertModel"

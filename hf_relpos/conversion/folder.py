@@ -139,8 +139,8 @@ def locate(source: str | Path, revision: str | None = None, allow_pickle: bool =
     folder, commit = local_folder(source, revision), None
     if folder is None:
         whole = (*CHECKPOINT_FILES, *TOKENIZER_FILES)
-        folder, commit = download(str(source), revision, "", (*whole, *TOP_FILES, *ENCODER_FILES, CARD))
-        layout = read_layout(folder)
+        folder = download(str(source), revision, "", (*whole, *TOP_FILES, *ENCODER_FILES, CARD))
+        layout, commit = read_layout(folder), folder.name
         if layout.encoder:
             download(str(source), commit, layout.encoder, (*whole, *ENCODER_FILES))
         for module in layout.modules:

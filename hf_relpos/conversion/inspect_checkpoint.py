@@ -13,10 +13,11 @@ from ..checkpoints.files import INDEX, WEIGHTS, check_weights, read_json, weight
 from ..checkpoints.hub import download
 from ..checkpoints.paths import local_folder
 from ..checkpoints.weights import CHECKPOINT_FILES, PICKLES, has_safetensors, tensor_names
-from ..families.family import first_class
+from ..families.bert import Own
+from ..families.family import Family, first_class
 from ..families.names import TABLE
-from ..families.recognition import CheckpointSpec, recognise
-from ..families.registry import FAMILIES, OWN, resemblance
+from ..families.recognition import recognise
+from ..families.registry import FAMILIES, resemblance
 from ..loaded.check import planned_load
 from ..schemes.registry import STOCK_SCHEME
 from .configurations import read_config
@@ -54,7 +55,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
     """
     files = (*CHECKPOINT_FILES, SENTENCE_CONFIG, MODULES)
     here = local_folder(source, revision)
-    folder = here or download(str(source), revision, "", files)[0]
+    folder = here or download(str(source), revision, "", files)
     config = read_config(folder)
     weights = weight_files(folder)
     check_weights(weights)
@@ -69,11 +70,10 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
         if config.get("model_type") not in CONFIG_MAPPING and "auto_map" not in config:
             raise
         refused = str(error) if config.get("model_type") in FAMILIES else ""
-    family = next((name for name, family in FAMILIES.items() if spec and family is spec.family), "relpos_bert")
     sentences = folder / SENTENCE_CONFIG
     return {
         "name": str(source),
-        "family": family if spec else str(config.get("model_type", "")),
+        "family": (spec.name if spec else "") or str(config.get("model_type", "")),
         "architecture": first_class(config),
         "positions": _positions(spec) if spec else "",
         "trained_length": (spec.fields if spec else config).get("max_position_embeddings"),
@@ -86,25 +86,31 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
     }
 
 
-def _positions(spec: CheckpointSpec) -> str:
+def _positions(spec: Family) -> str:
     """Absolute, or scheme and options, and the field or tensor that shows it."""
-    schemes = [spec.scheme] if isinstance(spec.scheme, str) else spec.scheme or []
-    kinds = [STOCK_SCHEME, *schemes] if spec.absolute else schemes
-    options = ", ".join(f"{name} = {value!r}" for name, value in spec.options.items())
+    found = spec.positions
+    schemes = [found.scheme] if isinstance(found.scheme, str) else found.scheme or []
+    kinds = [STOCK_SCHEME, *schemes] if found.absolute else schemes
+    options = ", ".join(f"{name} = {value!r}" for name, value in found.options.items())
     return " + ".join(kinds) + (f" ({options})" if options else "") + f": {spec.evidence}"
 
 
-def _without_positions(spec: CheckpointSpec, names: list[str], source: str) -> str:
+def _without_positions(spec: Family, names: list[str], source: str) -> str:
     """Likely cause and remedy if an absolute checkpoint has no position table; empty if it has one."""
-    if not names or not spec.absolute or spec.family is OWN or any(POSITION_TENSORS[0] in name for name in names):
+    if (
+        isinstance(spec, Own)
+        or not names
+        or not spec.positions.absolute
+        or any(POSITION_TENSORS[0] in name for name in names)
+    ):
         return ""
     remedy = resemblance(names, source, spec.config.get("model_type", ""), missing=[TABLE])
     return f"the weights have no table of positions. {remedy}"
 
 
-def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: CheckpointSpec | None) -> str:
+def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: Family | None) -> str:
     """What Transformers v5 without this package does with the checkpoint, and with code that comes with it."""
-    if spec and spec.family is OWN:
+    if isinstance(spec, Own):
         return "loads it with `import hf_relpos`, or with trust_remote_code=True if its code is saved with it"
     said = _without_remote_code(folder, config, files, spec)
     if not config.get("auto_map"):
@@ -116,9 +122,7 @@ def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: 
     )
 
 
-def _without_remote_code(
-    folder: Path, config: Mapping[str, Any], files: list[str], spec: CheckpointSpec | None
-) -> str:
+def _without_remote_code(folder: Path, config: Mapping[str, Any], files: list[str], spec: Family | None) -> str:
     """What a load by a class of Transformers would do, which is built on the meta device."""
     if config.get("model_type") not in CONFIG_MAPPING:
         return "has no class for it: AutoModel raises an error"
@@ -140,7 +144,7 @@ def _without_remote_code(
         faults.append(f"starts {len(random)} of {count} parameters at random ({listed})")
     if faults:
         return f"reads it as {type(model).__name__}, and {' and '.join(faults)}: wrong outputs"
-    rotations = (spec.options.get("rope_parameters") if spec else None) or {}
+    rotations = (spec.positions.options.get("rope_parameters") if spec else None) or {}
     is_dynamic = rotations.get("rope_type") == "dynamic"
     trained = rotations.get("original_max_position_embeddings") if is_dynamic else None
     past = f", right up to {trained:,} tokens" if trained else ""
@@ -162,19 +166,19 @@ def _stock_model(folder: Path) -> PreTrainedModel:
     return model
 
 
-def _load(spec: CheckpointSpec, name: str) -> str:
+def _load(spec: Family, name: str) -> str:
     """The expression that reads a relative checkpoint of another architecture as it is; empty if none does."""
-    bert = spec.family is FAMILIES["bert"] and spec.legacy_terms is not None
-    if spec.family is OWN or not (spec.family.read_directly or bert):
+    bert = spec.name == "bert" and spec.legacy_terms is not None
+    if isinstance(spec, Own) or not (spec.read_directly or bert):
         return ""
-    stock = spec.family.heads(spec.config).get(first_class(spec.config), "BertModel")
+    stock = spec.heads().get(first_class(spec.config), "BertModel")
     return f"hf_relpos.RelPos{stock}.from_pretrained({name!r})"
 
 
-def _command(spec: CheckpointSpec, folder: Path, name: str) -> str:
+def _command(spec: Family, folder: Path, name: str) -> str:
     """The command that converts it to a relative model; empty if it is one already."""
-    if spec.family is OWN and not spec.absolute:
+    if isinstance(spec, Own) and not spec.positions.absolute:
         return ""
-    text = " --text FILE" if spec.absolute and spec.scheme is None else ""
+    text = " --text FILE" if spec.positions.absolute and spec.positions.scheme is None else ""
     pickle = "" if has_safetensors(folder) else " --allow-pickle"
     return f"hf-relpos convert {name} OUT{text}{pickle}"

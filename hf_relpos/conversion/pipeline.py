@@ -113,7 +113,7 @@ def convert(
     with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
         files, reloaded = _write(unfinished, conversion, model)
         compare_tensors(model, reloaded, renamed, steps)
-        is_compared = conversion.method.exact and conversion.spec.family.stock is not None
+        is_compared = conversion.method.exact and conversion.spec.stock is not None
         difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
         report = _report(conversion, reloaded, steps, files, difference)
         write_json(unfinished / REPORT, report.to_dict(), indent=2)
@@ -132,7 +132,7 @@ def _read(conversion: Conversion) -> Conversion:
     any_head = conversion.layout.listed and conversion.given.architecture is None
     if any_head and all(stock.startswith("bert.") for stock in stock_names):
         # sentence-transformers saves only the encoder, but with the class name of the original model
-        spec, _ = choose_head(spec, f"{spec.family.class_prefixes[0]}Model")
+        spec, _ = choose_head(spec, f"{spec.class_prefixes[0]}Model")
         conversion = replace(conversion, spec=spec, left_behind="")
     tied = conversion.source_config.tie_word_embeddings
     return replace(conversion, source=rename_and_validate(spec, raw, expected_shapes(conversion), tied))

@@ -13,9 +13,9 @@ from ..checkpoints.errors import ConversionError
 from ..checkpoints.weights import tensor_names
 from ..data.seed import check_seed
 from ..data.text import pair_fields, paths_or_documents
-from ..families.family import TOKEN_TYPES
+from ..families.family import TOKEN_TYPES, Family
 from ..families.names import is_table
-from ..families.recognition import CheckpointSpec, choose_head, recognise
+from ..families.recognition import choose_head, recognise
 from ..families.tensors import Checkpoint
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import scheme_parts
@@ -54,7 +54,7 @@ class Conversion:
     target: Path
     source: Checkpoint
     layout: Layout
-    spec: CheckpointSpec
+    spec: Family
     left_behind: str
     source_config: RelPosBertConfig
     config: RelPosBertConfig
@@ -179,19 +179,19 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     )
 
 
-def choose_method(given: Arguments, spec: CheckpointSpec) -> str:
+def choose_method(given: Arguments, spec: Family) -> str:
     """The given method; without one, the one that learns, or keeps the outputs.
 
     Raises:
         ConversionError: for a method that does not fit the positions of the source.
     """
-    by_text = "keep" if given.texts is None else "distil"
-    name = (by_text if spec.absolute else "exact") if given.method is None else given.method
+    by_text, absolute = "keep" if given.texts is None else "distil", spec.positions.absolute
+    name = (by_text if absolute else "exact") if given.method is None else given.method
     supported = [
-        name for name, method in METHODS.items() if (method.from_absolute if spec.absolute else method.from_relative)
+        name for name, method in METHODS.items() if (method.from_absolute if absolute else method.from_relative)
     ]
     if name not in supported:
-        needed, present = ("relative", "absolute") if spec.absolute else ("absolute", "relative")
+        needed, present = ("relative", "absolute") if absolute else ("absolute", "relative")
         raise ConversionError(
             f"method = {name!r} requires {needed} positions, but {spec.folder} has {present} ones ({spec.evidence}); "
             f"leave the method out, or choose {' or '.join(supported)}"

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from ..checkpoints.errors import ConversionError, conversion_errors
-from ..families.recognition import FIELD_ERRORS, CheckpointSpec
-from ..families.registry import NOT_KEPT, OWN
+from ..families.bert import Own
+from ..families.family import FIELD_ERRORS, NOT_KEPT, Family
 from ..families.tensors import Checkpoint
 from .build import ARCHITECTURES
 from .plan import Conversion
@@ -61,7 +61,7 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
         ConversionError: for a difference that is not due to rounding.
     """
     source, spec = conversion.source, conversion.spec
-    tolerance = max(spec.family.tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
+    tolerance = max(spec.tolerance, ROUNDING * torch.finfo(source.dtype).eps if rounded else 0.0)
     config = model.config
     length = min(16, config.max_position_embeddings, spec.fields["max_position_embeddings"])
     shape = (1, 2, length) if spec.architecture == "BertForMultipleChoice" else (2, length)
@@ -84,7 +84,7 @@ def compare_outputs(conversion: Conversion, model: PreTrainedModel, rounded: boo
             if config.add_cross_attention:
                 batch["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, dtype=torch.float64)
     real = mask.bool()
-    real_only = bool(spec.cut) or spec.family.masks_queries
+    real_only = bool(spec.cut) or spec.masks_queries
     if spec.cut:
         padding = spec.cut - 1
         ids = batch["input_ids"]
@@ -124,7 +124,7 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
         A model in float64, eval mode.
     """
     source, spec = conversion.source, conversion.spec
-    if spec.family is OWN:
+    if isinstance(spec, Own):
         kind = ARCHITECTURES[spec.architecture]
         own = kind.from_pretrained(
             spec.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
@@ -135,10 +135,10 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
         return own.eval()
     kept = {name: value for name, value in spec.config.items() if name not in NOT_KEPT}
     with conversion_errors(f"{spec.folder / 'config.json'}: ", FIELD_ERRORS):  # values that Transformers rejects
-        config = CONFIG_MAPPING[str(spec.family.stock)].from_dict(kept)
+        config = CONFIG_MAPPING[str(spec.stock)].from_dict(kept)
     config._attn_implementation = "eager"
     base = spec.architecture == "BertModel"
-    name = spec.architecture if spec.family.stock == "bert" else spec.head
+    name = spec.architecture if spec.stock == "bert" else spec.head
     stock = getattr(transformers, name)(config)
     tensors = {**model.state_dict(), **source.tensors}
     tensors |= {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
@@ -147,14 +147,14 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
         prefix = "" if base else "bert."
         for number, layer in enumerate(stock.base_model.encoder.layer):
             table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
-            layer.attention.self = LegacySelfAttention(layer.attention.self, terms, spec.options, table)
+            layer.attention.self = LegacySelfAttention(layer.attention.self, terms, spec.positions.options, table)
     stock = stock.double().eval()
     stock.load_state_dict(under_own_names(spec, stock.state_dict(), tensors))
     return stock
 
 
 def under_own_names(
-    spec: CheckpointSpec, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+    spec: Family, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Convert tensors to the names and layout of the source's class.
 

@@ -8,7 +8,6 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -21,7 +20,7 @@ from transformers.utils import logging
 
 from ..checkpoints.errors import abbreviate
 from ..checkpoints.files import check_config, check_local, read_json
-from ..checkpoints.hub import snapshot
+from ..checkpoints.hub import find_folder
 from ..models.checks import without_kernels
 from ..models.loading import check_encoder
 from ..models.patch import patch_transformers
@@ -178,12 +177,10 @@ def pooling_of(name: str | Path) -> str | None:
     Raises:
         ValueError: for a pooling that is neither `mean` nor `cls`.
     """
-    path = Path(name, POOLING)
-    if not Path(name).is_dir():
-        try:
-            path = snapshot(str(name), [POOLING.name], POOLING.parent.name) / POOLING
-        except (OSError, HFValidationError):  # missing, or no connection: loading the model reports that
-            return None
+    try:
+        path = find_folder(name, [POOLING.name], POOLING.parent.name) / POOLING.name
+    except (OSError, ValueError):  # missing, or no connection: loading the model reports that
+        return None
     if not path.is_file():
         return None
     config = read_json(path)

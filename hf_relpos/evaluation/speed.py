@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel
 
 from ..checkpoints.files import read_json
-from ..checkpoints.hub import snapshot
-from ..checkpoints.paths import local_folder
+from ..checkpoints.hub import find_folder
 from ..data.text import TextError, read_texts
 from ..live import optimize
 from .encoder import pool
@@ -85,8 +84,7 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
 
 def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]], Any]]:
     """The model as its folder says, and the function from texts to its outputs, by text."""
-    folder = local_folder(name) or snapshot(name, ["*.json"])
-    kind = _kind(folder) if importlib.util.find_spec("sentence_transformers") else ""
+    kind = _kind(find_folder(name, ["*.json"])) if importlib.util.find_spec("sentence_transformers") else ""
     if kind:
         import sentence_transformers
 

@@ -1,60 +1,50 @@
 """ALBERT (Lan et al., arXiv 1909.11942): tensors that layers share are copied to each layer."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from .family import MOST, Family, Layout
 
 
-def albert_layers(config: Mapping[str, Any]) -> list[str]:
-    """Prefixes of ALBERT's layers: groups of consecutive layers share the tensors of `inner_group_num` layers."""
-    layers, groups = config["num_hidden_layers"], config.get("num_hidden_groups", 1)
-    return [
-        f"encoder.albert_layer_groups.{number * groups // layers}.albert_layers.{inner}."
-        for number in range(layers)
-        for inner in range(config.get("inner_group_num", 1))
-    ]
+class Albert(Family, name="albert"):
+    """ALBERT."""
 
+    class_prefixes = ("Albert",)
+    suffixes = (*MOST, "ForMultipleChoice")
+    title = "ALBERT"
+    parts = {
+        "albert": "bert",
+        "encoder.embedding_hidden_mapping_in": "embeddings.embeddings_project",
+        "pooler": "pooler.dense",
+        "predictions.dense": "predictions.transform.dense",
+        "predictions.LayerNorm": "predictions.transform.LayerNorm",
+        "predictions": "cls.predictions",
+        "*.attention.query": "*.attention.self.query",
+        "*.attention.key": "*.attention.self.key",
+        "*.attention.value": "*.attention.self.value",
+        "*.attention.dense": "*.attention.output.dense",
+        "*.attention.LayerNorm": "*.attention.output.LayerNorm",
+        "*.ffn": "*.intermediate.dense",
+        "*.ffn_output": "*.output.dense",
+        "*.full_layer_layer_norm": "*.output.LayerNorm",
+    }
+    # of the published files; Transformers' class ignores them
+    dropped_fields = ("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    renamed_fields = {"classifier_dropout_prob": "classifier_dropout"}
+    layout = Layout("ALBERT", (r"\balbert_layer_groups\.",))
 
-def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    if config["embedding_size"] != config["hidden_size"]:
-        return ""
-    return (
-        f"embedding_size = hidden_size = {config['hidden_size']!r}: this ALBERT projects its embeddings all the same, "
-        "for which there is no parameter here; only one with a smaller embedding_size can be converted"
-    )
+    def layers(self) -> list[str]:
+        """Groups of consecutive layers share the tensors of `inner_group_num` layers."""
+        layers, groups = self.config["num_hidden_layers"], self.config.get("num_hidden_groups", 1)
+        return [
+            f"encoder.albert_layer_groups.{number * groups // layers}.albert_layers.{inner}."
+            for number in range(layers)
+            for inner in range(self.config.get("inner_group_num", 1))
+        ]
 
-
-FAMILIES: dict[str, Family] = {
-    "albert": Family(
-        class_prefixes=("Albert",),
-        suffixes=(*MOST, "ForMultipleChoice"),
-        title="ALBERT",
-        parts={
-            "albert": "bert",
-            "encoder.embedding_hidden_mapping_in": "embeddings.embeddings_project",
-            "pooler": "pooler.dense",
-            "predictions.dense": "predictions.transform.dense",
-            "predictions.LayerNorm": "predictions.transform.LayerNorm",
-            "predictions": "cls.predictions",
-        },
-        of_layers=lambda config: {
-            "attention.query": "attention.self.query",
-            "attention.key": "attention.self.key",
-            "attention.value": "attention.self.value",
-            "attention.dense": "attention.output.dense",
-            "attention.LayerNorm": "attention.output.LayerNorm",
-            "ffn": "intermediate.dense",
-            "ffn_output": "output.dense",
-            "full_layer_layer_norm": "output.LayerNorm",
-        },
-        stock="albert",
-        # of the published files; Transformers' class ignores them
-        dropped_fields=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
-        renamed_fields={"classifier_dropout_prob": "classifier_dropout"},
-        layers=albert_layers,
-        tokenizer="AlbertTokenizer",
-        unsupported_reason=_unsupported_reason,
-        layout=Layout("ALBERT", (r"\balbert_layer_groups\.",)),
-    )
-}
+    def unsupported_reason(self) -> str:
+        """For embeddings of the hidden size."""
+        size = self.config["hidden_size"]
+        if self.config["embedding_size"] != size:
+            return ""
+        return (
+            f"embedding_size = hidden_size = {size!r}: this ALBERT projects its embeddings all the same, for which "
+            "there is no parameter here; only one with a smaller embedding_size can be converted"
+        )

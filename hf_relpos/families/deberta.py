@@ -10,96 +10,8 @@ import torch
 
 from ..checkpoints.errors import check_shape
 from ..schemes.deberta import KINDS
-from .family import MOST, Family, Layout, Positions, first_class
+from .family import MOST, Family, Layout, Positions
 from .joints import QUERY_KEY_VALUE, Joint
-
-
-def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """`pos_att_type` as in Transformers."""
-    value = config.get("pos_att_type") or []
-    return [name.strip() for name in value.lower().split("|")] if isinstance(value, str) else list(value)
-
-
-def _terms(config: Mapping[str, Any]) -> list[str]:
-    return [kind for kind in KINDS if kind in _kinds(config)]
-
-
-def _max_distance(config: Mapping[str, Any]) -> int:
-    distance = config.get("max_relative_positions", -1)
-    return distance if distance >= 1 else config.get("max_position_embeddings", 512)
-
-
-def _positions(config: Mapping[str, Any]) -> Positions:
-    absolute, terms = bool(config.get("position_biased_input", True)), _terms(config)
-    if config.get("relative_attention", False):
-        return Positions(absolute, "deberta", {"pos_att_type": terms, "max_distance": _max_distance(config)})
-    if absolute and not terms:
-        return Positions(absolute)
-    return Positions(absolute, "deberta", {"pos_att_type": terms, "relative_attention": False})
-
-
-def _positions_v2(config: Mapping[str, Any]) -> Positions:
-    positions = _positions(config)
-    options: dict[str, Any] = {}
-    if "layer_norm" in [word.strip() for word in config.get("norm_rel_ebd", "none").lower().split("|")]:
-        options["norm_rel_ebd"] = "layer_norm"
-    if config.get("relative_attention", False):
-        buckets, shared = config.get("position_buckets", -1), bool(config.get("share_att_key", False))
-        options |= {"buckets": buckets if buckets > 0 else None, "share_att_key": shared, "pos_key_bias": not shared}
-    elif options and positions.scheme is None:  # there is a normalisation without embeddings
-        options |= {"pos_att_type": [], "relative_attention": False}
-    return Positions(positions.absolute, "deberta" if options else positions.scheme, {**positions.options, **options})
-
-
-def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Token classifiers use the dropout of hidden states, and the newer language head is tied."""
-    is_of_tokens = first_class(config).endswith("ForTokenClassification")
-    fields = {
-        "classifier_dropout": None if is_of_tokens else config.get("cls_dropout"),
-        "embedding_projection": "before_norm",
-        "embedding_size": config.get("embedding_size"),
-        "conv_kernel_size": max(config.get("conv_kernel_size") or 0, 0),
-        "conv_groups": config.get("conv_groups", 1),
-        "conv_act": config.get("conv_act", "tanh"),
-    }
-    if not config.get("legacy", True):
-        fields["tie_word_embeddings"] = True
-    return fields
-
-
-def _fields_v1(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_fields(config), "attention_biases": ["query", "value"], "conv_kernel_size": 0}
-
-
-def _unsupported_reason_v1(config: Mapping[str, Any]) -> str:
-    if len(_kinds(config)) == len(_terms(config)):
-        return ""
-    return (
-        f"pos_att_type = {config['pos_att_type']!r}: only 'c2p' and 'p2c', once each, have a counterpart; the scale "
-        "depends on the number of names"
-    )
-
-
-def _unsupported_reason_v2(config: Mapping[str, Any]) -> str:
-    size = config.get("attention_head_size")
-    if size is not None and size * config["num_attention_heads"] != config["hidden_size"]:
-        return (
-            f"attention_head_size = {size!r} with num_attention_heads = {config['num_attention_heads']} and "
-            f"hidden_size = {config['hidden_size']}: only heads that add up to hidden_size have a counterpart here"
-        )
-    buckets, distance = config.get("position_buckets", -1), _max_distance(config)
-    if config.get("relative_attention", False) and buckets > 0 and (buckets < 2 or distance - 1 <= buckets // 2):
-        return (
-            f"position_buckets = {buckets} with a largest distance of {distance} (max_relative_positions, or "
-            "max_position_embeddings if that is below 1) leaves nothing for the logarithmic scale; correct config.json"
-        )
-    return ""
-
-
-def _infer_from_tensors(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """The published v3 has the newer language head, but no field for it."""
-    newer = any(name.startswith("lm_predictions.") for name in names)
-    return {"legacy": False} if newer and not any(name.startswith("cls.predictions.") for name in names) else {}
 
 
 def _split_heads(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
@@ -114,78 +26,160 @@ def _join_heads(config: Mapping[str, Any], name: str, *parts: torch.Tensor) -> I
     return [torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2)]
 
 
-def _family(prefix: str, of_layers: dict[str, str], terms: list[str], **fields: Any) -> Family:
-    return Family(
-        class_prefixes=(prefix,),
-        parts={
-            "deberta": "bert",
-            "encoder.rel_embeddings": "encoder.distance_embedding.rel_embeddings",
-            "encoder.LayerNorm": "encoder.distance_embedding.LayerNorm",
-            "embeddings.embed_proj": "embeddings.embeddings_project",
-            "lm_predictions.lm_head.dense": "cls.predictions.transform.dense",
-            "lm_predictions.lm_head.LayerNorm": "cls.predictions.transform.LayerNorm",
-            "lm_predictions.lm_head.bias": "cls.predictions.bias",
-            # a name that 5.14 ties to the word embeddings
-            "lm_predictions.lm_head.weight": "cls.predictions.decoder.weight",
-        },
-        of_layers=lambda config: of_layers,
-        # optional ones, which are not among the fields of Transformers' classes
-        dropped_fields=(
-            "attention_head_size",
-            "cls_dropout",
-            "norm_rel_ebd",
-            "position_buckets",
-            "share_att_key",
-            "talking_head",
-        ),
-        tokenizer=f"{prefix}Tokenizer",
-        infer_from_tensors=_infer_from_tensors,
-        read_directly=True,
-        masks_queries=True,
-        tolerance=1e-5,  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32
-        published={"relative_attention": True, "position_biased_input": False, "pos_att_type": terms},
-        **fields,
+class _Deberta(Family):
+    """What all versions have."""
+
+    parts = {
+        "deberta": "bert",
+        "encoder.rel_embeddings": "encoder.distance_embedding.rel_embeddings",
+        "encoder.LayerNorm": "encoder.distance_embedding.LayerNorm",
+        "embeddings.embed_proj": "embeddings.embeddings_project",
+        "lm_predictions.lm_head.dense": "cls.predictions.transform.dense",
+        "lm_predictions.lm_head.LayerNorm": "cls.predictions.transform.LayerNorm",
+        "lm_predictions.lm_head.bias": "cls.predictions.bias",
+        # a name that 5.14 ties to the word embeddings
+        "lm_predictions.lm_head.weight": "cls.predictions.decoder.weight",
+    }
+    # optional ones, which are not among the fields of Transformers' classes
+    dropped_fields = (
+        "attention_head_size",
+        "cls_dropout",
+        "norm_rel_ebd",
+        "position_buckets",
+        "share_att_key",
+        "talking_head",
     )
+    read_directly = True
+    masks_queries = True
+    tolerance = 1e-5  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32
+
+    @property
+    def kinds(self) -> list[str]:
+        """`pos_att_type` as in Transformers."""
+        value = self.config.get("pos_att_type") or []
+        return [name.strip() for name in value.lower().split("|")] if isinstance(value, str) else list(value)
+
+    @property
+    def terms(self) -> list[str]:
+        """The `kinds` that the scheme has."""
+        return [kind for kind in KINDS if kind in self.kinds]
+
+    @property
+    def max_distance(self) -> int:
+        """The largest distance."""
+        distance = self.config.get("max_relative_positions", -1)
+        return distance if distance >= 1 else self.config.get("max_position_embeddings", 512)
+
+    def find_positions(self) -> Positions:
+        """Those of v1."""
+        absolute, terms = bool(self.config.get("position_biased_input", True)), self.terms
+        if self.config.get("relative_attention", False):
+            return Positions(absolute, "deberta", {"pos_att_type": terms, "max_distance": self.max_distance})
+        if absolute and not terms:
+            return Positions(absolute)
+        return Positions(absolute, "deberta", {"pos_att_type": terms, "relative_attention": False})
+
+    def more_fields(self) -> dict[str, Any]:
+        """Token classifiers use the dropout of hidden states, and the newer language head is tied."""
+        config, is_of_tokens = self.config, self.head.endswith("ForTokenClassification")
+        fields = {
+            "classifier_dropout": None if is_of_tokens else config.get("cls_dropout"),
+            "embedding_projection": "before_norm",
+            "embedding_size": config.get("embedding_size"),
+            "conv_kernel_size": max(config.get("conv_kernel_size") or 0, 0),
+            "conv_groups": config.get("conv_groups", 1),
+            "conv_act": config.get("conv_act", "tanh"),
+        }
+        if not config.get("legacy", True):
+            fields["tie_word_embeddings"] = True
+        return fields
+
+    def infer_from_tensors(self, names: list[str]) -> dict[str, Any]:
+        """The published v3 has the newer language head, but no field for it."""
+        newer = any(name.startswith("lm_predictions.") for name in names)
+        return {"legacy": False} if newer and not any(name.startswith("cls.predictions.") for name in names) else {}
 
 
-FAMILIES: dict[str, Family] = {
-    "deberta-v2": _family(
-        "DebertaV2",
-        {
-            "attention.self.query_proj": "attention.self.query",
-            "attention.self.key_proj": "attention.self.key",
-            "attention.self.value_proj": "attention.self.value",
-            "attention.self.pos_key_proj": "attention.self.distance_embedding.pos_key_proj",
-            "attention.self.pos_query_proj": "attention.self.distance_embedding.pos_query_proj",
-        },
-        ["p2c", "c2p"],
-        suffixes=(*MOST, "ForMultipleChoice"),
-        title="DeBERTa v2 and v3, mDeBERTa",
-        stock="deberta-v2",
-        positions=_positions_v2,
-        fields=_fields,
-        unsupported_reason=_unsupported_reason_v2,
-        layout=Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",)),
-    ),
-    "deberta": _family(
-        "Deberta",
-        {
-            "attention.self.pos_proj": "attention.self.distance_embedding.pos_key_proj",
-            "attention.self.pos_q_proj": "attention.self.distance_embedding.pos_query_proj",
-            "attention.self.q_bias": "attention.self.query.bias",
-            "attention.self.v_bias": "attention.self.value.bias",
-        },
-        ["c2p", "p2c"],
-        suffixes=MOST,
-        title="DeBERTa v1",
-        joints=lambda config: [Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)],
-        stock="deberta",
-        only={
-            "talking_head": ([False, None], "scores are mixed between heads, which AutoModel of Transformers reads")
-        },
-        positions=_positions,
-        fields=_fields_v1,
-        unsupported_reason=_unsupported_reason_v1,
-        layout=Layout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",)),
-    ),
-}
+class DebertaV2(_Deberta, name="deberta-v2"):
+    """DeBERTa v2 and v3."""
+
+    class_prefixes = ("DebertaV2",)
+    suffixes = (*MOST, "ForMultipleChoice")
+    title = "DeBERTa v2 and v3, mDeBERTa"
+    parts = {
+        **_Deberta.parts,
+        "*.attention.self.query_proj": "*.attention.self.query",
+        "*.attention.self.key_proj": "*.attention.self.key",
+        "*.attention.self.value_proj": "*.attention.self.value",
+        "*.attention.self.pos_key_proj": "*.attention.self.distance_embedding.pos_key_proj",
+        "*.attention.self.pos_query_proj": "*.attention.self.distance_embedding.pos_query_proj",
+    }
+    published = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
+    layout = Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",))
+
+    def find_positions(self) -> Positions:
+        """Those of v1, perhaps with a normalisation, buckets and shared projections."""
+        config, positions = self.config, super().find_positions()
+        options: dict[str, Any] = {}
+        if "layer_norm" in [word.strip() for word in config.get("norm_rel_ebd", "none").lower().split("|")]:
+            options["norm_rel_ebd"] = "layer_norm"
+        if config.get("relative_attention", False):
+            buckets, shared = config.get("position_buckets", -1), bool(config.get("share_att_key", False))
+            options |= {"buckets": buckets if buckets > 0 else None, "share_att_key": shared}
+            options["pos_key_bias"] = not shared
+        elif options and positions.scheme is None:  # there is a normalisation without embeddings
+            options |= {"pos_att_type": [], "relative_attention": False}
+        scheme = "deberta" if options else positions.scheme
+        return Positions(positions.absolute, scheme, {**positions.options, **options})
+
+    def unsupported_reason(self) -> str:
+        """For sizes of heads and buckets."""
+        config, size = self.config, self.config.get("attention_head_size")
+        if size is not None and size * config["num_attention_heads"] != config["hidden_size"]:
+            return (
+                f"attention_head_size = {size!r} with num_attention_heads = {config['num_attention_heads']} and "
+                f"hidden_size = {config['hidden_size']}: only heads that add up to hidden_size have a counterpart here"
+            )
+        buckets, distance = config.get("position_buckets", -1), self.max_distance
+        if config.get("relative_attention", False) and buckets > 0 and (buckets < 2 or distance - 1 <= buckets // 2):
+            return (
+                f"position_buckets = {buckets} with a largest distance of {distance} (max_relative_positions, or "
+                "max_position_embeddings if that is below 1) leaves nothing for the logarithmic scale; correct "
+                "config.json"
+            )
+        return ""
+
+
+class Deberta(_Deberta, name="deberta"):
+    """DeBERTa v1."""
+
+    class_prefixes = ("Deberta",)
+    suffixes = MOST
+    title = "DeBERTa v1"
+    parts = {
+        **_Deberta.parts,
+        "*.attention.self.pos_proj": "*.attention.self.distance_embedding.pos_key_proj",
+        "*.attention.self.pos_q_proj": "*.attention.self.distance_embedding.pos_query_proj",
+        "*.attention.self.q_bias": "*.attention.self.query.bias",
+        "*.attention.self.v_bias": "*.attention.self.value.bias",
+    }
+    only = {"talking_head": ([False, None], "scores are mixed between heads, which AutoModel of Transformers reads")}
+    published = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
+    layout = Layout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",))
+
+    def joints(self) -> Iterable[Joint]:
+        """The projections of each head in turn."""
+        return [Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)]
+
+    def more_fields(self) -> dict[str, Any]:
+        """Keys have no bias."""
+        return {**super().more_fields(), "attention_biases": ["query", "value"], "conv_kernel_size": 0}
+
+    def unsupported_reason(self) -> str:
+        """For other terms than those of the scheme."""
+        if len(self.kinds) == len(self.terms):
+            return ""
+        return (
+            f"pos_att_type = {self.config['pos_att_type']!r}: only 'c2p' and 'p2c', once each, have a counterpart; "
+            "the scale depends on the number of names"
+        )

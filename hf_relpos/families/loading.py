@@ -12,13 +12,13 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..checkpoints.files import variant_name
-from ..checkpoints.hub import snapshot
+from ..checkpoints.hub import find_folder
 from ..checkpoints.weights import PICKLED_FILES, SAFETENSORS_FILES, has_safetensors, read_tensors, tensor_names
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..models.loading import hub_arguments
 from .family import Family
 from .names import is_buffer, is_table
-from .recognition import CheckpointSpec, recognise
+from .recognition import recognise
 from .registry import FAMILIES, family_of, resemblance as resemblance
 from .tensors import rename_tensors
 
@@ -27,7 +27,7 @@ from .tensors import rename_tensors
 MARKED = {family.marks for family in FAMILIES.values() if family.told_by_tensors}
 
 
-def directly_read(config: Mapping[str, Any], names: Iterable[str] = ()) -> Family | None:
+def directly_read(config: Mapping[str, Any], names: Iterable[str] = ()) -> type[Family] | None:
     """The directly read family that configuration or tensors show; None for none."""
     family = FAMILIES.get(family_of(config, names)[0])
     return family if family and family.read_directly else None
@@ -147,20 +147,17 @@ def weights_here(source: Any, hub: Mapping[str, Any]) -> Path | None:
 
 def _folder(source: Any, hub: Mapping[str, Any], variant: str | None) -> Path:
     """The folder of the weights, downloaded if it is on the Hub."""
-    subfolder = hub.get("subfolder") or ""
-    if Path(source).is_dir():
-        return Path(source, subfolder)
     options = {name: value for name, value in hub.items() if name not in ("proxies", "subfolder")}
 
     def fetch(patterns: tuple[str, ...]) -> Path:
         # shards of a variant: model.fp16-00001-of-00002.safetensors, once model-00001-of-00002.fp16.safetensors
         wanted = [variant_name(pattern, variant and f"{variant}*") for pattern in patterns]
-        return snapshot(str(source), wanted, subfolder, **options) / subfolder
+        return find_folder(source, wanted, hub.get("subfolder") or "", **options)
 
     folder = fetch(SAFETENSORS_FILES)
     return folder if has_safetensors(folder, variant) else fetch((*SAFETENSORS_FILES, *PICKLED_FILES))
 
 
-def _fields(spec: CheckpointSpec) -> dict[str, Any]:
+def _fields(spec: Family) -> dict[str, Any]:
     dtype = spec.config.get("dtype", spec.config.get("torch_dtype"))
     return {**spec.fields, **({} if dtype is None else {"dtype": dtype}), "model_type": RelPosBertConfig.model_type}

@@ -44,32 +44,30 @@ TIES = (
 )
 
 
-def rename(name: str, parts: Mapping[str, str], of_layers: Mapping[str, str]) -> str:
+def rename(name: str, parts: Mapping[str, str]) -> str:
     """Rename parts of a tensor's name, each once and in order.
 
     Args:
-        parts: new by old parts, whole words between dots, anywhere in the name.
-        of_layers: the same for parts that follow the number of a layer.
+        parts: new by old parts, whole words between dots, anywhere in the name; `*` is the number of a layer.
     """
     dotted = f".{name}."
     for old, new in parts.items():
-        dotted = dotted.replace(f".{old}.", f".{new}.", 1)
-    for old, new in of_layers.items():
-        dotted = re.sub(rf"(\.\d+)\.{re.escape(old)}\.", rf"\1.{new}.", dotted, count=1)
+        pattern = re.escape(f".{old}.").replace(r"\*", r"(\d+)")
+        dotted = re.sub(pattern, f".{new}.".replace("*", r"\1"), dotted, count=1)
     return dotted.strip(".")
 
 
-def to_stock(name: str, base: bool, parts: Mapping[str, str], of_layers: Mapping[str, str]) -> str:
+def to_stock(name: str, base: bool, parts: Mapping[str, str]) -> str:
     """The name in stock BERT.
 
     Args:
         name: a name in a file.
         base: for BertModel, which is the encoder itself; in other classes it is called `bert`.
-        parts, of_layers: as for `rename`: the names of another family, and BERT's.
+        parts: as for `rename`: BERT's names by those of another family.
     """
     for wrapper in WRAPPERS:
         name = name.removeprefix(wrapper)
-    name = rename(name, {**TENSORFLOW, **parts}, of_layers)
+    name = rename(name, {**TENSORFLOW, **parts})
     if name.startswith(("embeddings.", "encoder.", "pooler.")):  # BertModel's own dump
         name = f"bert.{name}"
     return name.removeprefix("bert.") if base else name

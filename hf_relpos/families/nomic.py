@@ -5,7 +5,7 @@ has the same tensors, and other names there. Post-LN, SwiGLU, hardly any biases,
 other half, whose base the original raises for batches of more tokens than it was trained on.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,102 +19,102 @@ from .rotary import other_scaling, rope_options
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
 
 
-def _joints(config: Mapping[str, Any]) -> Iterable[Joint]:
-    yield projections(".attn.Wqkv.")
-    yield Joint(
-        (".mlp.fc12.", ".mlp.fc11."),
-        (".intermediate.dense.",),
-        lambda config, name, *halves: [torch.cat(halves)],
-        lambda config, name, tensor: tensor.chunk(2),
-    )
-    if not config.get("qkv_proj_bias", False):
-        yield without_bias(".attn.out_proj.weight", ".attention.output.dense")
-    if not config.get("mlp_fc2_bias", False):
-        yield without_bias(".mlp.fc2.weight", ".output.dense")
+class NomicBert(Family, name="nomic_bert"):
+    """NomicBERT."""
 
+    class_prefixes = ("NomicBert",)
+    suffixes = ("Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    title = "NomicBERT"
+    parts = {
+        "nomic_bert": "bert",
+        "emb_ln": "embeddings.LayerNorm",
+        "layers": "layer",
+        "cls.predictions.transform.layer_norm": "cls.predictions.transform.LayerNorm",
+        "*.attn.out_proj": "*.attention.output.dense",
+        "*.mlp.fc2": "*.output.dense",
+        "*.norm1": "*.attention.output.LayerNorm",
+        "*.norm2": "*.output.LayerNorm",
+    }
+    stock = None
+    renamed_fields = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "resid_pdrop": "hidden_dropout_prob",
+        "attn_pdrop": "attention_probs_dropout_prob",
+    }
+    only = {
+        "num_experts": (
+            [0, None],
+            "its own code reads a mixture of experts; Transformers' class nomic_bert does not, and starts new "
+            "feed-forward parts without an error",
+        ),
+        "activation_function": (list(ACTIVATIONS), OWN_CODE),
+        "prenorm": ([False, None], OWN_CODE),
+        "use_rms_norm": ([False, None], OWN_CODE),
+        "parallel_block": ([False, None], OWN_CODE),
+        "causal": ([False, None], OWN_CODE),
+        "mlp_fc1_bias": ([False, None], OWN_CODE),
+        "scale_attn_by_inverse_layer_idx": ([False, None], OWN_CODE),
+        "scale_attn_weights": ([True, None], OWN_CODE),
+        "rotary_emb_scale_base": ([None], OWN_CODE),
+    }
+    pools = False
+    implied_fields = {"qkv_proj_bias": (False, ".attn.out_proj.bias"), "mlp_fc2_bias": (False, ".mlp.fc2.bias")}
+    read_directly = True
+    published = {"rotary_scaling_factor": 2.0, "n_positions": 8192}
+    layout = Layout("NomicBERT", (r"\.attn\.Wqkv\.", r"\.mlp\.fc1[12]\."))
 
-def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {"feed_forward_type": "glu"}
-    if not config.get("qkv_proj_bias", False):
-        fields["attention_biases"] = []
-    if "activation_function" in config:
-        fields["hidden_act"] = ACTIVATIONS[config["activation_function"]]
-    return fields
+    def joints(self) -> Iterable[Joint]:
+        """Projections, the gated unit, and layers without a bias."""
+        yield projections(".attn.Wqkv.")
+        yield Joint(
+            (".mlp.fc12.", ".mlp.fc11."),
+            (".intermediate.dense.",),
+            lambda config, name, *halves: [torch.cat(halves)],
+            lambda config, name, tensor: tensor.chunk(2),
+        )
+        if not self.config.get("qkv_proj_bias", False):
+            yield without_bias(".attn.out_proj.weight", ".attention.output.dense")
+        if not self.config.get("mlp_fc2_bias", False):
+            yield without_bias(".mlp.fc2.weight", ".output.dense")
 
+    def more_fields(self) -> dict[str, Any]:
+        """A gated unit and its activation, and which projections have biases."""
+        fields: dict[str, Any] = {"feed_forward_type": "glu"}
+        if not self.config.get("qkv_proj_bias", False):
+            fields["attention_biases"] = []
+        if "activation_function" in self.config:
+            fields["hidden_act"] = ACTIVATIONS[self.config["activation_function"]]
+        return fields
 
-def _positions(config: Mapping[str, Any]) -> Positions:
-    options = rope_options(config, config.get("rotary_emb_base", 1000.0))
-    if config.get("rotary_emb_interleaved"):
-        options["pairing"] = "adjacent"
-    if (share := config.get("rotary_emb_fraction", 1.0)) != 1.0:
-        options["rope_parameters"]["partial_rotary_factor"] = share
-    if factor := config.get("rotary_scaling_factor"):
-        options["rope_parameters"] |= {
-            "rope_type": "dynamic",
-            "factor": float(factor),
-            "original_max_position_embeddings": config.get("max_trained_positions", 2048),
-        }
-    return Positions(absolute=False, scheme="rope", options=options)
+    def find_positions(self) -> Positions:
+        """Rotations, of the original code with dynamic NTK scaling."""
+        config = self.config
+        options = rope_options(config, config.get("rotary_emb_base", 1000.0))
+        if config.get("rotary_emb_interleaved"):
+            options["pairing"] = "adjacent"
+        if (share := config.get("rotary_emb_fraction", 1.0)) != 1.0:
+            options["rope_parameters"]["partial_rotary_factor"] = share
+        if factor := config.get("rotary_scaling_factor"):
+            options["rope_parameters"] |= {
+                "rope_type": "dynamic",
+                "factor": float(factor),
+                "original_max_position_embeddings": config.get("max_trained_positions", 2048),
+            }
+        return Positions(absolute=False, scheme="rope", options=options)
 
+    def written(self) -> dict[str, str]:
+        """The name of the encoder in the original code."""
+        return {"bert": "bert"} if "n_embd" in self.config else {}
 
-def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    if config.get("rotary_emb_fraction", 1.0) == 0:
-        return "rotary_emb_fraction = 0: with absolute positions it is another model, which only its own code reads"
-    return other_scaling(config)
-
-
-FAMILIES: dict[str, Family] = {
-    "nomic_bert": Family(
-        class_prefixes=("NomicBert",),
-        suffixes=("Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
-        title="NomicBERT",
-        parts={
-            "nomic_bert": "bert",
-            "emb_ln": "embeddings.LayerNorm",
-            "layers": "layer",
-            "cls.predictions.transform.layer_norm": "cls.predictions.transform.LayerNorm",
-        },
-        of_layers=lambda config: {
-            "attn.out_proj": "attention.output.dense",
-            "mlp.fc2": "output.dense",
-            "norm1": "attention.output.LayerNorm",
-            "norm2": "output.LayerNorm",
-        },
-        joints=_joints,
-        renamed_fields={
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_inner": "intermediate_size",
-            "n_positions": "max_position_embeddings",
-            "layer_norm_epsilon": "layer_norm_eps",
-            "resid_pdrop": "hidden_dropout_prob",
-            "attn_pdrop": "attention_probs_dropout_prob",
-        },
-        only={
-            "num_experts": (
-                [0, None],
-                "its own code reads a mixture of experts; Transformers' class nomic_bert does not, and starts new "
-                "feed-forward parts without an error",
-            ),
-            "activation_function": (list(ACTIVATIONS), OWN_CODE),
-            "prenorm": ([False, None], OWN_CODE),
-            "use_rms_norm": ([False, None], OWN_CODE),
-            "parallel_block": ([False, None], OWN_CODE),
-            "causal": ([False, None], OWN_CODE),
-            "mlp_fc1_bias": ([False, None], OWN_CODE),
-            "scale_attn_by_inverse_layer_idx": ([False, None], OWN_CODE),
-            "scale_attn_weights": ([True, None], OWN_CODE),
-            "rotary_emb_scale_base": ([None], OWN_CODE),
-        },
-        positions=_positions,
-        fields=_fields,
-        written=lambda config: {"bert": "bert"} if "n_embd" in config else {},  # of the original code
-        pools=False,
-        implied_fields={"qkv_proj_bias": (False, ".attn.out_proj.bias"), "mlp_fc2_bias": (False, ".mlp.fc2.bias")},
-        read_directly=True,
-        unsupported_reason=_unsupported_reason,
-        published={"rotary_scaling_factor": 2.0, "n_positions": 8192},
-        layout=Layout("NomicBERT", (r"\.attn\.Wqkv\.", r"\.mlp\.fc1[12]\.")),
-    )
-}
+    def unsupported_reason(self) -> str:
+        """For models without rotations, and scalings."""
+        if self.config.get("rotary_emb_fraction", 1.0) == 0:
+            return (
+                "rotary_emb_fraction = 0: with absolute positions it is another model, which only its own code reads"
+            )
+        return other_scaling(self.config)

@@ -4,16 +4,10 @@ All else follows from their entries: recognition of checkpoints, layouts in erro
 docs/families.md.
 """
 
-import functools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
-
-from ..models.configuration_relpos_bert import RelPosBertConfig
 from . import albert, alibi, bert, deberta, distilbert, gte, mpnet, nomic, roberta, roformer, xlm_roberta_flash, xlnet
-from .bert import OWN as OWN
 from .family import Family, Layout
 from .names import is_table
 
@@ -21,20 +15,12 @@ from .names import is_table
 # In the order of docs/families.md.
 MODULES = (bert, roberta, distilbert, albert, mpnet, alibi, deberta, roformer, xlnet, gte, nomic, xlm_roberta_flash)
 # Families by `model_type`, or by another name if their model_type is BERT's.
-FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
-# Fields of config.json that do not describe the model.
-NOT_KEPT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "position_embedding_type",
-    "torch_dtype",
-    "transformers_version",
-)
-# Fields of any family that Transformers and sentence-transformers read, for heads and quantised weights.
-OF_HEADS = ("num_labels", "quantization_config", "sbert_ce_default_activation_function", "sentence_transformers")
+FAMILIES: dict[str, type[Family]] = {
+    kind.name: kind
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Family) and kind.name
+}
 # Layouts that are not read.
 OTHER_LAYOUTS = {
     Layout("a model with adapters of PEFT in it", (r"\.(base_layer|lora_A\..*)\.weight$",)): (
@@ -62,36 +48,6 @@ def family_of(config: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[str
         if family.marks == model_type and (found := family.marked(config, names)):
             return name, f"{found} marks a {name.upper()}"
     return model_type, f"model_type = {model_type!r}"
-
-
-@functools.cache
-def defaults_of(name: str) -> dict[str, Any]:
-    """What a family's configuration means where it leaves a field out: the defaults of its class in Transformers."""
-    family = FAMILIES[name]
-    if family.defaults or name not in CONFIG_MAPPING:
-        return family.defaults
-    ours, of_all = ({field.name for field in fields(kind)} for kind in (RelPosBertConfig, PreTrainedConfig))
-    own = CONFIG_MAPPING[name]().to_dict()
-    known = {field: value for field, value in own.items() if field in {*ours - of_all, *family.renamed_fields}}
-    if known.get("embedding_size") == known.get("hidden_size"):  # RoFormer's is the hidden size, whatever that is
-        known.pop("embedding_size", None)
-    return known
-
-
-def dropped_fields(family: Family, config: Iterable[str]) -> set[str]:
-    """Fields of a family's configuration that ours does not have, and fields of ours that the family ignores.
-
-    Args:
-        config: config.json. Without a class in Transformers, all its fields but `OF_HEADS` are the family's, and the
-            family ignores the fields that ours adds to BERT's. `save_code` stays: it may be set for the result.
-    """
-    if family is OWN:
-        return set()
-    stock, ours = CONFIG_MAPPING[family.stock or "bert"], RelPosBertConfig().to_dict().keys()
-    known = {*stock().to_dict(), *stock.attribute_map, "save_code"}
-    own = known if family.stock else {*config} - {*NOT_KEPT, *OF_HEADS}
-    foreign = {*own, *family.only} - ours
-    return {*family.dropped_fields, *foreign, *(ours - known)} - family.renamed_fields.keys()
 
 
 def layout_of(names: Iterable[str]) -> Layout | None:

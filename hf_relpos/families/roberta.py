@@ -1,5 +1,7 @@
 """RoBERTa, XLM-RoBERTa and CamemBERT: other names, and position ids that begin after the padding id."""
 
+from typing import Any
+
 from .family import LEGACY_TYPES, MOST, Family, Layout
 
 
@@ -12,23 +14,33 @@ HEADS = {
 }
 
 
-def _family(stock: str, prefix: str, title: str) -> Family:
-    return Family(
-        class_prefixes=(prefix,),
-        suffixes=(*MOST, "ForCausalLM", "ForMultipleChoice"),
-        title=title,
-        parts={"roberta": "bert", **HEADS},
-        stock=stock,
-        always_gelu=True,
-        legacy_types=LEGACY_TYPES,
-        padding=lambda config: config["pad_token_id"],
-        tokenizer=f"{prefix}Tokenizer",
-        layout=Layout("RoBERTa", (r"(^|\.)roberta\.",)),
-    )
+class Roberta(Family, name="roberta"):
+    """RoBERTa."""
+
+    class_prefixes = ("Roberta",)
+    suffixes = (*MOST, "ForCausalLM", "ForMultipleChoice")
+    title = "RoBERTa"
+    parts = {"roberta": "bert", **HEADS}
+    always_gelu = True
+    legacy_types = LEGACY_TYPES
+    layout = Layout("RoBERTa", (r"(^|\.)roberta\.",))
+
+    def padding(self) -> Any:
+        """The field of the padding token."""
+        return self.config["pad_token_id"]
 
 
-FAMILIES: dict[str, Family] = {
-    "roberta": _family("roberta", "Roberta", "RoBERTa"),
-    "xlm-roberta": _family("xlm-roberta", "XLMRoberta", "XLM-RoBERTa"),
-    "camembert": _family("camembert", "Camembert", "CamemBERT"),
-}
+class XLMRoberta(Roberta, name="xlm-roberta"):
+    """XLM-RoBERTa."""
+
+    class_prefixes = ("XLMRoberta",)
+    title = "XLM-RoBERTa"
+    stock = "xlm-roberta"
+
+
+class Camembert(Roberta, name="camembert"):
+    """CamemBERT."""
+
+    class_prefixes = ("Camembert",)
+    title = "CamemBERT"
+    stock = "camembert"

@@ -8,7 +8,7 @@ import torch
 
 from ..checkpoints.errors import ConversionError
 from ..host.declarations import ROFORMER_CAUSAL_MASK
-from .family import MOST, Family, Layout, Positions, first_class
+from .family import MOST, Family, Layout, Positions
 from .joints import Tensors
 
 
@@ -24,73 +24,68 @@ def position_table(length: int, width: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1)).float()
 
 
-def _unpack(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
-    """Remove the table, which is computed here."""
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TABLE)}
-    for name in tensors.keys() - kept.keys():
-        stored = tensors[name]
-        if stored.is_meta:  # only the names are needed
-            continue
-        if stored.dim() != 2 or not torch.allclose(
-            stored.float(), position_table(*stored.shape), rtol=0, atol=ROUNDED
-        ):
-            raise ConversionError(
-                f"{name}: not RoFormer's sinusoids, and rotary positions have no table here; restore the file"
-            )
-    return kept
+class RoFormer(Family, name="roformer"):
+    """RoFormer."""
 
-
-def _pack(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
-    word = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
-    prefix = word.removesuffix("embeddings.word_embeddings.weight")
-    table = position_table(config["max_position_embeddings"], config["hidden_size"] // config["num_attention_heads"])
-    return {**tensors, f"{prefix}{TABLE}": table.to(tensors[word].dtype)}
-
-
-def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of its classifier, a pooler with the activation of the layers between two dropouts."""
-    if not first_class(config).endswith("ForSequenceClassification"):
-        return {}
-    dropout = config.get("hidden_dropout_prob", 0.1)
-    activation = config.get("hidden_act", "gelu")
-    return {"pooler_hidden_act": activation, "pooler_dropout": dropout, "classifier_dropout": dropout}
-
-
-def _unsupported_reason(config: Mapping[str, Any]) -> str:
-    if config.get("is_decoder", False) and ROFORMER_CAUSAL_MASK.lack():
-        return (
-            "is_decoder = True: RoFormer's decoder sees the tokens to come in this release of Transformers, and ours "
-            "does not; install a newer one, or set is_decoder to false"
+    class_prefixes = ("RoFormer",)
+    suffixes = (*MOST, "ForCausalLM")
+    title = "RoFormer"
+    parts = {
+        "roformer": "bert",
+        "embeddings_project": "embeddings.embeddings_project",
+        "classifier.dense": "pooler.dense",
+        "classifier.out_proj": "classifier",
+    }
+    only = {
+        "rotary_value": (
+            [False, None],
+            "with rotated values the outputs depend on absolute positions, which AutoModel of Transformers reads",
         )
-    return ""
+    }
+    read_directly = True
+    tolerance = 1e-5  # Transformers rounds the sinusoids to float32
+    layout = Layout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",))
 
+    def find_positions(self) -> Positions:
+        """Rotations of adjacent pairs."""
+        return Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"})
 
-FAMILIES: dict[str, Family] = {
-    "roformer": Family(
-        class_prefixes=("RoFormer",),
-        suffixes=(*MOST, "ForCausalLM"),
-        title="RoFormer",
-        parts={
-            "roformer": "bert",
-            "embeddings_project": "embeddings.embeddings_project",
-            "classifier.dense": "pooler.dense",
-            "classifier.out_proj": "classifier",
-        },
-        stock="roformer",
-        only={
-            "rotary_value": (
-                [False, None],
-                "with rotated values the outputs depend on absolute positions, which AutoModel of Transformers reads",
+    def unpack(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        """Remove the table, which is computed here."""
+        kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(TABLE)}
+        for name in tensors.keys() - kept.keys():
+            stored = tensors[name]
+            if stored.is_meta:  # only the names are needed
+                continue
+            if stored.dim() != 2 or not torch.allclose(
+                stored.float(), position_table(*stored.shape), rtol=0, atol=ROUNDED
+            ):
+                raise ConversionError(
+                    f"{name}: not RoFormer's sinusoids, and rotary positions have no table here; restore the file"
+                )
+        return kept
+
+    def pack(self, tensors: Tensors) -> Tensors:
+        """The inverse of `unpack`."""
+        word = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
+        prefix = word.removesuffix("embeddings.word_embeddings.weight")
+        width = self.config["hidden_size"] // self.config["num_attention_heads"]
+        table = position_table(self.config["max_position_embeddings"], width)
+        return {**tensors, f"{prefix}{TABLE}": table.to(tensors[word].dtype)}
+
+    def more_fields(self) -> dict[str, Any]:
+        """Fields of its classifier, a pooler with the activation of the layers between two dropouts."""
+        if not self.head.endswith("ForSequenceClassification"):
+            return {}
+        dropout = self.config.get("hidden_dropout_prob", 0.1)
+        activation = self.config.get("hidden_act", "gelu")
+        return {"pooler_hidden_act": activation, "pooler_dropout": dropout, "classifier_dropout": dropout}
+
+    def unsupported_reason(self) -> str:
+        """For decoders of releases of Transformers where they have no causal mask."""
+        if self.config.get("is_decoder", False) and ROFORMER_CAUSAL_MASK.lack():
+            return (
+                "is_decoder = True: RoFormer's decoder sees the tokens to come in this release of Transformers, and "
+                "ours does not; install a newer one, or set is_decoder to false"
             )
-        },
-        positions=lambda config: Positions(absolute=False, scheme="rope", options={"pairing": "adjacent"}),
-        tokenizer="RoFormerTokenizer",
-        fields=_fields,
-        unpack=_unpack,
-        pack=_pack,
-        read_directly=True,
-        tolerance=1e-5,  # Transformers rounds the sinusoids to float32
-        unsupported_reason=_unsupported_reason,
-        layout=Layout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",)),
-    )
-}
+        return ""

@@ -18,7 +18,7 @@ def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:
         base: the default of `rope_theta`.
     """
     scaling, own = _scaling(config), config.get("rope_parameters") or {}
-    theta = own.get("rope_theta", config.get("rope_theta", base))
+    theta = own.get("rope_theta") or config.get("rope_theta") or base
     kind, factor = _kind(scaling), float(scaling.get("factor") or 1.0)
     if kind == "ntk":  # of the original code of `new`: a larger base, and all frequencies lower
         size = hidden_size(config) // config.get("num_attention_heads", 12)

@@ -9,9 +9,9 @@ import torch
 
 from ..checkpoints.errors import ConversionError, abbreviate, check_shape
 from ..models.loading import in_body
+from .family import Family
 from .joints import stored_name
 from .names import TIES, Tie, is_buffer, is_table
-from .recognition import CheckpointSpec
 from .registry import resemblance
 
 
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def rename_tensors(
-    spec: CheckpointSpec, raw: Mapping[str, torch.Tensor], base: bool
+    spec: Family, raw: Mapping[str, torch.Tensor], base: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a checkpoint by stock name, and their names in the file.
 
@@ -56,7 +56,7 @@ def rename_tensors(
     """
     tensors: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
-    joints = list(spec.family.joints(spec.config))
+    joints = list(spec.joints())
     for name, tensor in raw.items():
         stored = stored_name(joints, name)
         for stock in spec.rename(name, base):
@@ -69,7 +69,7 @@ def rename_tensors(
 
 
 def rename_and_validate(
-    spec: CheckpointSpec, raw: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size], tied: bool
+    spec: Family, raw: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size], tied: bool
 ) -> Checkpoint:
     """Rename the tensors of a checkpoint to their stock names, check them, and add both names of tied tensors.
 
@@ -109,7 +109,7 @@ def rename_and_validate(
         if not any(in_body(name) for name in missing):
             remedy += ", or pass architecture='BertModel' to convert the encoder without its head"
         raise ConversionError(f"{lack}; {remedy} (the file holds {abbreviate(stored, 2)})")
-    unused = [name for name in extra if is_buffer(name) or (is_table(name) and not spec.absolute)]
+    unused = [name for name in extra if is_buffer(name) or (is_table(name) and not spec.positions.absolute)]
     stray = list(dict.fromkeys(origin[name] for name in extra if in_body(name) and name not in unused))
     if stray:
         raise ConversionError(

@@ -162,6 +162,7 @@ ROFORMER_CAUSAL_MASK = stock(
 TOOLS = (
     ROFORMER_CAUSAL_MASK,
     Need("transformers.models.auto.configuration_auto:CONFIG_MAPPING"),
+    Need("transformers.models.auto.tokenization_auto:TOKENIZER_MAPPING_NAMES"),
     Need("transformers.utils.loading_report:log_state_dict_report", without="no warning of tables that are left out"),
     Need(
         "transformers.modeling_utils:_load_parameter_into_model",

@@ -19,6 +19,7 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.models.bert.modeling_bert import (
     BertEncoder,
     BertForPreTrainingOutput,

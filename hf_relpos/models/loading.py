@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..checkpoints.errors import abbreviate
 from ..checkpoints.files import CONFIG, check_local, read_json
 from ..host.loader import named_in_reports
 from .configuration_relpos_bert import OtherArchitecture
@@ -236,12 +237,12 @@ def check_encoder(
         count = model.config.num_hidden_layers
         raise ValueError(
             f"{name}: num_hidden_layers = {count} in config.json, but the weights have more layers "
-            f"({_listed(surplus)}); correct config.json, or pass num_hidden_layers={count} to drop these"
+            f"({abbreviate(surplus, 3)}); correct config.json, or pass num_hidden_layers={count} to drop these"
         )
     tables = [name for name in tables if name not in surplus]
     if tables and not _changed(POSITION_FIELDS, model.config, saved):
         raise ValueError(
-            f"{name}: the weights have distance tables ({_listed(tables)}), which position_embedding_type = "
+            f"{name}: the weights have distance tables ({abbreviate(tables, 3)}), which position_embedding_type = "
             f"{getattr(model.config, 'position_embedding_type', None)!r} does not use; set it in config.json to the "
             "scheme that they were trained with, or pass it as a keyword. To drop the tables on purpose, pass another "
             "position_embedding_type than that of config.json"
@@ -285,13 +286,13 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     if all("distance_embedding." in name for name in missing):
         return (
             f"position_embedding_type = {config.position_embedding_type!r} requires tables, but the weights lack "
-            f"{_listed(missing)} ({len(missing)} tensors). Transformers 5 drops these tables when it loads and saves "
-            "such a checkpoint: use the original files, or pass another position_embedding_type to start with new "
-            "tables"
+            f"{abbreviate(missing, 3)} ({len(missing)} tensors). Transformers 5 drops these tables when it loads and "
+            "saves such a checkpoint: use the original files, or pass another position_embedding_type to start with "
+            "new tables"
         )
-    facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({_listed(missing)})"
+    facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({abbreviate(missing, 3)})"
     if unexpected:
-        facts += f" and have others that {type(model).__name__} does not use ({_listed(unexpected)})"
+        facts += f" and have others that {type(model).__name__} does not use ({abbreviate(unexpected, 3)})"
     if looks := INSTALLED.families().resemblance(unexpected, source, missing=missing):
         return f"{facts}. {looks}"
     return (
@@ -328,14 +329,3 @@ def _common_prefix(missing: list[str], unexpected: list[str]) -> str:
         if {f"{prefix}{core}" for core in cores} <= set(unexpected):
             return prefix.removesuffix("bert.")
     return ""
-
-
-def _listed(names: Iterable[str], limit: int = 3) -> str:
-    """The first names, one for all layers, and the number of further names."""
-    names = list(names)
-    first: dict[str, str] = {}
-    for name in names:
-        first.setdefault(re.sub(r"\.\d+\.", ".*.", name), name)
-    shown = list(first.values())[:limit]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return ", ".join(shown) + more

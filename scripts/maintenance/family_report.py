@@ -80,13 +80,13 @@ NATIVE_HEAD = """
 Transformers computes these right; `hf_relpos.optimize` removes their padding on a CPU ([Live models](live.md)): """
 
 
-def missing_heads(family: Family, config: dict[str, Any]) -> list[str]:
+def missing_heads(family: Family) -> list[str]:
     """Heads of the family's classes in Transformers that are not kept."""
     if family.stock is None:
         return []
     stem = family.class_prefixes[0]
     classes = [name for name in dir(transformers) if re.fullmatch(rf"{stem}(For[A-Z]\w+|LMHeadModel)", name)]
-    return [name for name in classes if name not in family.heads(config)]
+    return [name for name in classes if name not in family.heads()]
 
 
 def refusals(name: str) -> list[str]:
@@ -95,20 +95,20 @@ def refusals(name: str) -> list[str]:
     Raises:
         SystemExit: for a probe that is not refused.
     """
-    family, reasons = FAMILIES[name], []
+    family, reasons = example(name), []
     for changes in PROBES.get(name, []):
-        reason = family.refusal({**example(name), **changes})
+        reason = type(family)({**family.config, **changes}).refusal()
         if not reason:
             raise SystemExit(f"PROBES[{name!r}]: {changes} is not refused any more; take it out")
         reasons.append(re.match(r"(?:[^:;{]|\{[^}]*\})*", reason)[0])  # the fields; the error says more
-    missing = [f"`{each}`" for each in missing_heads(family, example(name))]
+    missing = [f"`{each}`" for each in missing_heads(family)]
     return reasons + ([f"heads that compute something different: {', '.join(missing)}"] if missing else [])
 
 
-def page_row(name: str, family: Family) -> list[str]:
+def page_row(name: str) -> list[str]:
     """What the page says of a family: a row of the command line's table, shortened."""
-    cells = row(name, family)
-    every = row("bert", FAMILIES["bert"])["heads"].replace("LMHeadModel", "CausalLM").split(", ")
+    cells, stock = row(name), FAMILIES[name].stock
+    every = row("bert")["heads"].replace("LMHeadModel", "CausalLM").split(", ")
     kept = cells["heads"].replace("LMHeadModel", "CausalLM").split(", ")
     lacking = [head for head in every if head not in kept]
     if set(kept) <= set(every) and len(lacking) < len(kept):
@@ -119,13 +119,13 @@ def page_row(name: str, family: Family) -> list[str]:
         cells["heads"],
         cells["positions"],
         "✓" if "from_pretrained" in cells["by"] else "–",
-        "–" if family.stock is None else f"`{family.stock}`",
+        "–" if stock is None else f"`{stock}`",
     ]
 
 
 def page() -> str:
     """docs/families.md."""
-    rows = [page_row(name, family) for name, family in FAMILIES.items()]
+    rows = [page_row(name) for name in FAMILIES]
     text = HEAD + table(["checkpoints", "recognised by", "heads", "positions", "direct", "compared with"], rows)
     refused = [[family.title, "; ".join(refusals(name))] for name, family in FAMILIES.items()]
     text += REFUSED_HEAD + table(["checkpoints", "refused"], [each for each in refused if each[1]])
