@@ -252,7 +252,4 @@ def apply_to(encoder: Any, setup: Setup) -> None:
     encoder.__class__ = substitute_class(type(encoder), optimized_forward)
     vars(encoder)[SETUP] = setup
     if setup.level == "contract":
-        for part in modules_in(encoder):
-            config: Any = getattr(part, "config", None)
-            if getattr(config, "_attn_implementation_internal", None) == contract.DELEGATE:
-                config._attn_implementation_internal = contract.NAME
+        contract.replace_attention(encoder, contract.DELEGATE, contract.NAME)

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -147,7 +147,7 @@ class Plan:
         batch: the batch at the levels `contract` and `own`; None to compute it by length.
         by_token: names of the arguments (B or 1, L, …); none where padding stays.
         by_row: names of the arguments (B, …).
-        positions: (B or 1, L), where the encoder is told; None where it finds them itself.
+        added: arguments besides those of the caller.
         as_tuple: whether the caller wants a tuple of an encoder that would return one.
     """
 
@@ -155,15 +155,12 @@ class Plan:
     batch: UnpaddedBatch | None
     by_token: tuple[str, ...] = ()
     by_row: tuple[str, ...] = ()
-    positions: torch.Tensor | None = None
+    added: dict[str, Any] = field(default_factory=dict)
     as_tuple: bool = False
 
     def call(self, encoder: Any, forward: Any, setup: Setup, given: dict[str, Any]) -> Any:
         """The outputs of the encoder; states of padding that is taken out are zeros."""
-        given, by_token = given | {"return_dict": True} if self.as_tuple else dict(given), self.by_token
-        if self.positions is not None:
-            given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
-        rows = self.real.shape[0]
+        given, by_token, rows = given | self.added, self.by_token, self.real.shape[0]
         given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
         if self.batch is not None and not by_token:
             with running(self.batch):
@@ -225,8 +222,9 @@ def plan_of(
         plan = Plan(real, padded_batch(real))
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
-    # outputs of parts are joined as they come
-    return replace(plan, as_tuple=takes_return_dict and asked is False and plan.batch is not None)
+    if takes_return_dict and asked is False and plan.batch is not None:  # outputs of parts are joined as they come
+        return replace(plan, added=plan.added | {"return_dict": True}, as_tuple=True)
+    return plan
 
 
 def reaches_attention(encoder: Any, setup: Setup) -> bool:
@@ -266,10 +264,10 @@ def _without_padding(
         found = UnpaddedBatch.of(real, slice(0))
     if found is None and not sides:
         return None
-    positions = None
+    added = {}
     if "position_ids" in names and given.get("position_ids") is None and setup.positions is not None:
-        positions = _positions(encoder, setup, given, real)
-    return Plan(real, found, by_token, by_row, positions)
+        added["position_ids"] = _positions(encoder, setup, given, real)
+    return Plan(real, found, (*by_token, *added), by_row, added)
 
 
 def is_padding(setup: Setup, ids: torch.Tensor | None, real: torch.Tensor) -> bool:

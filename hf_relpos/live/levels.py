@@ -124,23 +124,24 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
         return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, effect)
     layers = 0 if setup.own is None else len(setup.own.attention_in(encoder))
     effects = [] if setup.own is None else [setup.own.effect]
-    if not setup.sides:
-        effects += [f"padding stays: {reader}"] if reader else []
-        return Encoder(place, kind, layers, "", 0.0, "; ".join(effects))
-    where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
-    effects.append(
-        f"padding{where} is taken out, its hidden states are zeros "
-        f"(level {setup.level}, difference {setup.difference:.0e})"
-    )
-    if setup.returns_cache:
-        argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
-        effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
-    if setup.trained is not None:
-        effects.append(f"not of batches of {setup.trained} tokens and more, whose length changes what it computes")
-    effects += [*in_training, *([reader] if reader else [])]
+    if setup.sides:
+        where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
+        effects.append(
+            f"padding{where} is taken out, its hidden states are zeros "
+            f"(level {setup.level}, difference {setup.difference:.0e})"
+        )
+        if setup.returns_cache:
+            argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
+            effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
+        if setup.trained is not None:
+            effects.append(f"not of batches of {setup.trained} tokens and more, whose length changes what it computes")
+        effects += in_training
+    if reader:
+        effects.append(reader if setup.sides else f"padding stays: {reader}")
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
-    return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(effects))
+    level, difference = (setup.level, setup.difference) if setup.sides else ("", 0.0)
+    return Encoder(place, kind, layers, level, difference, "; ".join(effects))
 
 
 def restore_attention(model: nn.Module) -> None:
@@ -159,10 +160,7 @@ def restore(module: Any) -> None:
     if isinstance(module, RelPosBertModel):
         own.pop("can_unpad", None)
     if own.pop(SETUP, None) is not None:
-        for part in modules_in(module):
-            config: Any = getattr(part, "config", None)
-            if getattr(config, "_attn_implementation_internal", None) == contract.NAME:
-                config._attn_implementation_internal = contract.DELEGATE
+        contract.replace_attention(module, contract.NAME, contract.DELEGATE)
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)
