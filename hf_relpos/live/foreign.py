@@ -124,8 +124,13 @@ def _replacements(part: nn.Module) -> list[Any]:
     # scripts get their own method at their first call
     functions = [own[name] for name in REPLACED & own.keys() if not isinstance(own[name], ScriptMethod | None)]
     functions += [own[name] for name in FUNCTIONS & own.keys() if not is_known_code(own[name])]
-    functions = [getattr(each, "__func__", each) for each in functions]
-    return [getattr(each, "__code__", type(each)) for each in functions]  # which copies of a function share
+    return [_code_of(each) for each in functions]
+
+
+def _code_of(function: Any) -> Any:
+    """What copies of a function share."""
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
 
 
 def is_watched(part: nn.Module) -> bool:
