@@ -181,7 +181,7 @@ class Head(nn.Module):
         self.encoder, self.kind = encoder, kind
         width = encoder.config.hidden_size
         self.lstm = nn.LSTM(width, 4, bidirectional=True, batch_first=True)
-        self.convolution = nn.Conv1d(width, 4, 3, padding=1)
+        self.convolution, self.norm = nn.Conv1d(width, 4, 3, padding=1), nn.BatchNorm1d(width)
         self.to(next(encoder.parameters()).dtype)
 
     def forward(self, input_ids=None, attention_mask=None, **others):
@@ -193,10 +193,12 @@ class Head(nn.Module):
             return self.lstm(states)[0]
         if self.kind == "convolution":
             return self.convolution(states.transpose(1, 2)).transpose(1, 2)
+        if self.kind == "BatchNorm":
+            return self.norm(states.transpose(1, 2)).transpose(1, 2)
         return {"mean": states.mean, "maximum": states.amax, "last": lambda dim: states[:, -1]}[self.kind](1)
 
 
-HEADS = ("mean of tokens", "BiLSTM", "convolution", "mean", "maximum", "last")
+HEADS = ("mean of tokens", "BiLSTM", "convolution", "BatchNorm", "mean", "maximum", "last")
 
 
 def tokens(real: torch.Tensor, pad: int = PAD, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -445,9 +445,7 @@ SPOILT = {
     "two-spellings": (put("module." + QUERY, lambda t: t[QUERY].clone()), "module." + QUERY, "two spellings"),
     "tie": (put(DECODER, lambda t: t[WORD_TABLE] + 1), DECODER, WORD_TABLE, "tie_word_embeddings"),
     "nan": (set_value(torch.nan), QUERY, "1 values that are NaN or infinite, of 576"),
-    "infinite": (set_value(-torch.inf), QUERY, "NaN or infinite"),
     "heads": (edit(num_attention_heads=5), "hidden_size = 24", "num_attention_heads = 5", "divides"),
-    "field-type": (edit(hidden_size="wide"), "config.json", "hidden_size", "wide"),
 }
 # Arguments of convert, and what the error must say.
 REFUSED = {

@@ -267,10 +267,7 @@ REFUSED = {
     "task types not declared": (ERNIE, {"use_task_id": False}, {}, ["task_type_embeddings", "not part of a BERT"]),
     "positions": (ROBERTA, {"max_position_embeddings": 20}, {}, ["distance_embedding.weight", "(27, 8)", "(39, 8)"]),
     "head": (ROBERTA, {}, {"architecture": "BertForPreTraining"}, ["'BertForPreTraining'", "RobertaForMaskedLM"]),
-    "head of another family": (ROBERTA, {"architectures": ["BartModel"]}, {}, ["'BartModel'", "RobertaModel"]),
-    "family": (ROBERTA, {"model_type": "bart"}, {}, ["model_type = 'bart'", "electra"]),
     "never relative": (ROBERTA, {"model_type": "mpnet"}, {}, ["'relative_key'", "'mpnet'", "'absolute'"]),
-    "a wrong type": (ROBERTA, {"architectures": 2.5}, {}, ["config.json", "architectures", "2.5"]),
 }
 
 

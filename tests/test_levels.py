@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 from abc import ABC
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,19 +133,52 @@ class Centred(RemoteModel):
         return (states - states[attention_mask != 0].mean(0) if self.training else states,)
 
 
-class Named(ABC, RemoteModel):
-    """Has a dict of states, vectors and numbers of rows, arguments by name alone, and a list of what it was asked.
+class Running(RemoteModel):
+    """Has the mean of the last batch of training, a part that is compiled, and a configuration of its own kind."""
 
-    Its first base gives objects another layout.
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("mean", torch.zeros(config.hidden_size))
+        self.config, self.places = SimpleNamespace(dropout=0.5), torch.compile(self.places, backend="eager")
+
+    def forward(self, input_ids, attention_mask):
+        states = super().forward(input_ids, attention_mask).last_hidden_state
+        if self.training:
+            self.mean = states[attention_mask != 0].mean(0).detach()
+        return {"states": states, "mean": None}
+
+
+class Cut(RemoteModel):
+    """Its states end where the longest row does."""
+
+    def forward(self, input_ids, attention_mask):
+        states = super().forward(input_ids, attention_mask).last_hidden_state
+        return (states[:, : int(attention_mask.sum(1).max())],)
+
+
+class Final(RemoteModel):
+    """Has no subclasses."""
+
+    def __init_subclass__(cls):
+        raise TypeError(f"{cls} is no class")
+
+
+class Named(ABC, RemoteModel):
+    """Has a dict of states, vectors and numbers of rows, arguments by name alone, a script, and a number of calls.
+
+    Its first base gives objects another layout, and it is copied by what it is made of.
     """
 
     def __init__(self, config):
         super().__init__(config)
-        self.asked, self.dropout = [], nn.Dropout(0.5)
+        self.calls, self.dropout, self.script = [torch.zeros(1)], nn.Dropout(0.5), torch.jit.script(nn.Identity())
+
+    def __reduce__(self):
+        return Named, (self.config,), {**vars(self)}
 
     def forward(self, *, input_ids, attention_mask):
-        self.asked.append(input_ids.shape)
-        states = self.dropout(super().forward(input_ids, attention_mask).last_hidden_state)
+        self.calls[0] += 1
+        states = self.script(self.dropout(super().forward(input_ids, attention_mask).last_hidden_state))
         return {"states": states, "first": states[:, 0], "tokens": attention_mask.sum(1)}
 
 
@@ -155,6 +189,7 @@ class Named(ABC, RemoteModel):
         (Remembering, (False, False)),
         (Ending, (True, True)),
         (Centred, (True, False)),
+        (Running, (True, False)),
         (Named, (True, True)),
     ],
 )
@@ -164,8 +199,9 @@ def test_optimize_remote_code(kind, by_length):
     stock = kind(RemoteConfig(**SIZES, hidden_dropout_prob=0.0)).double().eval()
     ours = copy.deepcopy(stock)
     (encoder,) = optimize(ours).encoders
-    assert encoder.level == "by length" and ("not in training" in encoder.effect) == (kind is Centred)
-    assert not getattr(ours, "asked", ())
+    assert encoder.level == "by length" and ("not in training" in encoder.effect) == (kind in (Centred, Running))
+    assert not any(getattr(ours, "calls", ())) and getattr(ours.config, "dropout", 0.5) == 0.5
+    ours = copy.deepcopy(ours)
     for training, is_taken_out in zip((False, True), by_length, strict=True):
         for model in (stock, ours):
             model.train(training)
@@ -174,7 +210,9 @@ def test_optimize_remote_code(kind, by_length):
                     part.p = 0.0
         for real in (RIGHT, RIGHT[:1]):
             inputs = tokens(real)
-            expected, found = dict(tensors_of(stock(**inputs))), dict(tensors_of(ours(**inputs)))
+            expected, found = stock(**inputs), ours(**inputs)
+            assert len(found) == len(expected)
+            expected, found = dict(tensors_of(expected)), dict(tensors_of(found))
             for key, want in expected.items():
                 is_states = want.shape[:2] == real.shape
                 got = found[key]
@@ -182,20 +220,32 @@ def test_optimize_remote_code(kind, by_length):
                 assert not is_states or bool(got[~real].any()) != is_taken_out
 
 
-class Caching(RemoteModel):
-    """Returns a cache by a default of its signature, whatever its configuration says."""
+@pytest.mark.parametrize("kind", [Cut, Final])
+def test_optimize_remote_code_that_is_left(kind):
+    (left,) = optimize(kind(RemoteConfig(**SIZES)).eval()).left
+    assert "no level computes what it does" in left.reason
 
-    def forward(self, input_ids, attention_mask, use_cache=True):
+
+class Asked(RemoteModel):
+    """Takes arguments that the check does not know, and returns a cache by a default, whatever the others say."""
+
+    def forward(self, input_ids, attention_mask, use_cache=True, return_dict=True, mean=False, context=None):
         states = super().forward(input_ids, attention_mask).last_hidden_state
-        return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=DynamicCache() if use_cache else None)
+        states = states if context is None else states + self.words(context).mean(1, keepdim=True)
+        cache = DynamicCache() if use_cache else states.mean() if mean else None
+        return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=cache)
 
 
 @torch.no_grad()
-def test_optimize_remote_code_that_returns_a_cache_by_default():
-    ours, inputs = Caching(RemoteConfig(**SIZES)).eval(), tokens(RIGHT)
-    (encoder,) = optimize(ours).encoders
-    assert "ask with use_cache=False" in encoder.effect
-    assert ours(**inputs)[0][~RIGHT].any() and not ours(**inputs, use_cache=False)[0][~RIGHT].any()
+def test_optimize_remote_code_with_arguments_of_its_own():
+    stock = Asked(RemoteConfig(**SIZES)).double().eval()
+    ours, context = copy.deepcopy(stock), tokens(torch.ones(RIGHT.shape, dtype=torch.bool))["input_ids"]
+    assert "ask with use_cache=False" in str(optimize(ours))
+    asked = {"use_cache": False, "return_dict": False}
+    for arguments in ({}, asked, asked | {"context": context}, asked | {"mean": True}):
+        expected, found = (model(**tokens(RIGHT), **arguments) for model in (stock, ours))
+        assert type(found) is type(expected) and difference(found[0][RIGHT], expected[0][RIGHT]) <= 1e-9
+        assert bool(found[0][~RIGHT].any()) != (arguments is asked)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from text_models import batches, build, call, difference, measure, named
 
@@ -49,6 +50,18 @@ def test_optimize_attention_that_chooses_keys(name, fields, longest):
     assert f"not of batches of {longest + 1} tokens and more" in str(optimize(model))
     for side, (ids, mask) in inputs.items():
         assert difference(call(model, ids, mask), expected[side], mask) <= 2e-5
+
+
+@torch.no_grad()
+def test_optimize_entities_beside_tokens():
+    """As many of them: they are no tokens, and stay where the text has its padding."""
+    model = build("LukeModel")
+    ids, mask = batches(model.config)["right"]
+    given = {"input_ids": ids, "attention_mask": mask.long(), "entity_ids": torch.ones_like(ids)}
+    given |= {"entity_position_ids": torch.zeros(*ids.shape, 1, dtype=torch.long)}
+    expected = model(**given)[0]
+    optimize(model)
+    assert torch.equal(model(**given)[0], expected)
 
 
 def test_optimize_encoder_that_is_slow(monkeypatch):

@@ -109,8 +109,7 @@ def _together(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> 
     if isinstance(first, torch.Tensor):
         return _joined(outputs, real, parts)
     if isinstance(first, dict):  # as outputs of Transformers are
-        names = [name for name in first if first[name] is not None]
-        return type(first)(**{name: _together([each[name] for each in outputs], real, parts) for name in names})
+        return type(first)(**{name: _together([each[name] for each in outputs], real, parts) for name in first})
     if isinstance(first, tuple | list):
         return type(first)(_together(list(each), real, parts) for each in zip(*outputs, strict=True))
     raise MismatchError(f"an output of type {type(first).__name__} cannot be put together from parts of a batch")
@@ -123,8 +122,7 @@ def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Par
     sizes = [len(range(length)[part.columns]) for part in parts]
     by_token = first.dim() > 2
     for each, part, size in zip(tensors, parts, sizes, strict=True):
-        width = size if by_token else first.shape[-1]
-        if each.shape[:1] != (len(part.rows),) or each.shape[1:2] not in ((), (width,)):
+        if each.shape[:2] != (len(part.rows), *((size,) if by_token else first.shape[1:])):
             raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
     out = first.new_zeros(batch, *((length, *first.shape[2:]) if by_token else first.shape[1:]))
     for each, part in zip(tensors, parts, strict=True):

@@ -2,8 +2,8 @@
 
 A few rows of random tokens, padded on the right and on the left, run through the encoder's own forward and through
 each level, and the first that agrees at real tokens is taken. All of this runs on a shadow of the model, which shares
-its parameters and nothing else: dropout is off there, buffers and configuration are its own, and other threads see
-nothing of it.
+its parameters and nothing else: dropout is off there, other tensors and configuration are its own, and other threads
+see nothing of it.
 """
 
 import math
@@ -162,7 +162,10 @@ class Check:
             return "its rotations depend on the length of the batch, and no trained length is known"
         begin = time.perf_counter()
         try:
-            self.probe = Probe(self.trial, self.lengths, self.base.pads, SIDES, self.base.trusts_mask)
+            longest, *others = self.lengths
+            # the code of others may return the longest row's states alone, so that no row is as long as the batch
+            lengths = (longest - 1 if self.is_foreign else longest, *others)
+            self.probe = Probe(self.trial, lengths, self.base.pads, SIDES, self.base.trusts_mask, longest)
             expected = outputs_of(self.trial, self.probe.inputs)
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
@@ -201,9 +204,13 @@ class Check:
 
     def _trains(self, setup: Setup) -> bool:
         """Whether a setup agrees in training, too, where code of others may read all rows of a batch."""
+        stock = without_dropout(self.trial)
         try:
-            expected = outputs_of(without_dropout(self.trial), self.probe.inputs)
+            expected = outputs_of(stock, self.probe.inputs)
         except Exception:  # of models that ask for labels then
+            return False
+        # running means and the like, which each part of a batch would move
+        if not all(map(torch.equal, stock.buffers(), self.trial.buffers())):
             return False
         found = self._tried(replace(setup, sides=SIDES), expected, without_dropout(self.trial))
         return {*setup.sides} <= {*found.sides}
@@ -224,7 +231,10 @@ class Check:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
         if setup.own is not None:  # these rows are short
             setup = replace(setup, own=replace(setup.own, serves_short=True))
-        apply_to(trial, setup)
+        try:
+            apply_to(trial, setup)
+        except TypeError:  # of classes that refuse subclasses
+            return replace(setup, sides=(), difference=math.inf)
         plan = plan_of(trial, setup, self.names, self.probe.inputs)
         if plan is None or (plan.batch is None) != (setup.level == "by length"):
             return replace(setup, sides=(), difference=math.inf)
@@ -242,7 +252,4 @@ def apply_to(encoder: Any, setup: Setup) -> None:
     encoder.__class__ = substitute_class(type(encoder), optimized_forward)
     vars(encoder)[SETUP] = setup
     if setup.level == "contract":
-        for part in modules_in(encoder):
-            config: Any = getattr(part, "config", None)
-            if getattr(config, "_attn_implementation_internal", None) == contract.DELEGATE:
-                config._attn_implementation_internal = contract.NAME
+        contract.replace_attention(encoder, contract.DELEGATE, contract.NAME)

@@ -20,6 +20,7 @@ from ..attention.unpadding import UnpaddedBatch
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
 from .attention import attend_as_stock, offsets_in
 from .batch import MismatchError, running, take_batch
+from .foreign import modules_in
 
 
 NAME = "hf_relpos"  # of both functions, and so the value of `config._attn_implementation`
@@ -167,6 +168,14 @@ def call(encoder: Any, forward: Any, given: dict[str, Any], by_token: Iterable[s
     if "pooler_output" in fields:
         outputs["pooler_output"] = encoder.pooler(outputs["last_hidden_state"])
     return outputs
+
+
+def replace_attention(encoder: nn.Module, old: str, new: str) -> None:
+    """Change the attention function in the configurations of an encoder that name another one."""
+    for part in modules_in(encoder):
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "_attn_implementation_internal", None) == old:
+            config._attn_implementation_internal = new
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, attend)

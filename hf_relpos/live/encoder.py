@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,7 @@ OTHERS = (
     "encoder_hidden_states",
     "encoder_attention_mask",
     "cu_seq_lens_q",
+    "entity_ids",
     "head_mask",
     "is_causal",
     "mems",
@@ -40,6 +41,12 @@ OTHERS = (
     "input_mask",
     "output_router_logits",
 )
+# Arguments that mean the same in the code of others. By any other it may read padding, or return what has no rows.
+FAMILIAR = {
+    *TOKENS,
+    *("attention_mask", "token_type_ids", "position_ids"),
+    *("use_cache", "use_mems", "return_dict", "output_hidden_states", "output_attentions"),
+}
 
 
 @dataclass(frozen=True)
@@ -124,10 +131,11 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
         return forward(*args, **kwargs)
     try:
         return plan.call(encoder, forward, setup, given)
-    except MismatchError:
-        if setup.is_trial:  # or what is compared is Transformers with itself
+    except Exception as error:
+        # the code of others may not take parts as short as these; in a trial Transformers is not compared with itself
+        if setup.is_trial or not (plan.batch is None or isinstance(error, MismatchError)):
             raise
-        return forward(*args, **kwargs)
+    return forward(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ class Plan:
         batch: the batch at the levels `contract` and `own`; None to compute it by length.
         by_token: names of the arguments (B or 1, L, …); none where padding stays.
         by_row: names of the arguments (B, …).
-        positions: (B or 1, L), where the encoder is told; None where it finds them itself.
+        added: arguments besides those of the caller.
         as_tuple: whether the caller wants a tuple of an encoder that would return one.
     """
 
@@ -147,15 +155,12 @@ class Plan:
     batch: UnpaddedBatch | None
     by_token: tuple[str, ...] = ()
     by_row: tuple[str, ...] = ()
-    positions: torch.Tensor | None = None
+    added: dict[str, Any] = field(default_factory=dict)
     as_tuple: bool = False
 
     def call(self, encoder: Any, forward: Any, setup: Setup, given: dict[str, Any]) -> Any:
         """The outputs of the encoder; states of padding that is taken out are zeros."""
-        given, by_token = given | {"return_dict": True} if self.as_tuple else dict(given), self.by_token
-        if self.positions is not None:
-            given["position_ids"], by_token = self.positions, (*by_token, "position_ids")
-        rows = self.real.shape[0]
+        given, by_token, rows = given | self.added, self.by_token, self.real.shape[0]
         given |= {name: given[name].expand(rows, *given[name].shape[1:]) for name in by_token}
         if self.batch is not None and not by_token:
             with running(self.batch):
@@ -217,7 +222,9 @@ def plan_of(
         plan = Plan(real, padded_batch(real))
     if plan is None or (not setup.is_trial and is_changed(encoder, setup)):
         return None
-    return replace(plan, as_tuple=True) if takes_return_dict and asked is False else plan
+    if takes_return_dict and asked is False and plan.batch is not None:  # outputs of parts are joined as they come
+        return replace(plan, added=plan.added | {"return_dict": True}, as_tuple=True)
+    return plan
 
 
 def reaches_attention(encoder: Any, setup: Setup) -> bool:
@@ -241,6 +248,7 @@ def _without_padding(
         (setup.returns_cache and wants(encoder, given, "use_cache"))
         or ("use_mems" in names and wants(encoder, given, "use_mems"))
         or (encoder.training and not setup.trains)
+        or (setup.checked is not None and any(given[name] is not None for name in given.keys() - FAMILIAR))
         or (setup.trained is not None and (length >= setup.trained or given.get("position_ids") is not None))
         or not is_padding(setup, given.get("input_ids"), real)
     ):
@@ -256,10 +264,10 @@ def _without_padding(
         found = UnpaddedBatch.of(real, slice(0))
     if found is None and not sides:
         return None
-    positions = None
+    added = {}
     if "position_ids" in names and given.get("position_ids") is None and setup.positions is not None:
-        positions = _positions(encoder, setup, given, real)
-    return Plan(real, found, by_token, by_row, positions)
+        added["position_ids"] = _positions(encoder, setup, given, real)
+    return Plan(real, found, (*by_token, *added), by_row, added)
 
 
 def is_padding(setup: Setup, ids: torch.Tensor | None, real: torch.Tensor) -> bool:
@@ -279,6 +287,7 @@ def may_unpad(setup: Setup, encoder: nn.Module, rows: Rows) -> bool:
     ids = rows.tokens if rows.tokens.dim() == 2 else None
     return (
         not is_traced()
+        and (setup.trains or not encoder.training)
         and not collects_outputs()
         and rows.key_mask is not None
         and is_padding(setup, ids, rows.key_mask != 0)

@@ -1,6 +1,7 @@
 """Find where padding can be removed without other outputs of the whole object, called as its user calls it."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 from .arguments import parameters_of
 from .check import LENGTHS, apply_to
 from .encoder import Setup
-from .probe import SIDES, Probe, outputs_of, tolerance_of
+from .probe import SIDES, Probe, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 
 
@@ -17,24 +18,24 @@ from .shadow import shadow
 SPANS = "ForQuestionAnswering"
 
 
-def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tuple[tuple[str, ...], str]:
+def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tuple[tuple[str, ...], bool, str]:
     """Where padding may be taken out of without another output of an object.
 
     Args:
         inside: how calls of the encoders in it are to be computed, by their names in it; at least one.
 
     Returns:
-        The sides, and who reads padding, in words; "" if nobody does.
+        The sides, whether they hold in training, and who reads padding, in words; "" if nobody does.
     """
     kind = type(root).__name__
     reader = f"{kind} reads states at padding, and computes other outputs without"
     for module in root.modules():
         if SPANS in type(module).__name__:
-            return (), f"{type(module).__name__} compares all states of a row, padding too"
+            return (), False, f"{type(module).__name__} compares all states of a row, padding too"
     # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
     common = tuple(side for side in SIDES if all(side in each.sides for each in inside.values()))
     if not common:
-        return (), reader
+        return (), False, reader
     limit = min((each.trained - 1 for each in inside.values() if each.trained is not None), default=LENGTHS[0])
     name, first = next(iter(inside.items()))
     probe = Probe(root.get_submodule(name), [min(each, limit) for each in LENGTHS], first.pads, common)
@@ -47,8 +48,19 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
         for name, setup in inside.items():
             apply_to(trial.get_submodule(name), replace(setup, is_trial=True))
         sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
-        return sides, "" if sides == common else reader
-    return common, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+        trains = _agree_in_training(stock, trial, probe, inputs, {*sides})
+        return sides, trains, "" if sides == common else reader
+    return common, True, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+
+
+def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, ...], sides: set[str]) -> bool:
+    """Whether outputs are the same in training, too, as far as they can be compared."""
+    stock, trial = without_dropout(stock), without_dropout(trial)
+    with suppress(Exception):  # of models that ask for labels then
+        expected = outputs_of(stock, *inputs)
+        again, ours = (probe.agreement(each, expected, tolerance_of(each), *inputs)[0] for each in (stock, trial))
+        return sides <= {*ours} or not sides <= {*again}  # as what is random
+    return True
 
 
 def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -80,7 +81,8 @@ def _contents(holder: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(index), value) for index, value in enumerate(list(holder)[:MOST_ITEMS]))
     else:
         yield from list(getattr(holder, "__dict__", {}).items())
-        yield from list((getattr(holder, "__pydantic_private__", None) or {}).items())
+        if hasattr(type(holder), "__pydantic_private__"):
+            yield from list((holder.__pydantic_private__ or {}).items())
         for kind in type(holder).__mro__:
             slots = vars(kind).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
@@ -126,7 +128,8 @@ def takes_tokens(module: Any, is_root: bool) -> bool:
 def tokenizer_of(owner: Any, root: Any) -> Any:
     """The tokenizer that came with a model; None if there is none."""
     for holder, place in itertools.product((owner, root), TOKENIZERS):
-        found = functools.reduce(lambda value, name: getattr(value, name, None), place.split("."), holder)
-        if found is not None:
-            return getattr(found, "tokenizer", found)
+        with suppress(KeyError, RuntimeError):  # of objects with names of their own
+            found = functools.reduce(lambda value, name: getattr(value, name, None), place.split("."), holder)
+            if found is not None:
+                return getattr(found, "tokenizer", found)
     return None

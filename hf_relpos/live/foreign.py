@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-from torch import nn
+from torch import ScriptMethod, nn
 from transformers import PreTrainedModel
 
 from ..host.torch import hooks_of_all_modules
@@ -66,14 +66,17 @@ def is_known_code(value: Any) -> bool:
 
 
 def is_known_class(kind: Any) -> bool:
-    """Whether a class has its code of `PACKAGES`, and the forward that it had when it was first seen."""
-    found = _classes.get(kind)
+    """Whether a class has its code of `PACKAGES`, and the forward that it had when it was first seen.
+
+    Classes of scripts have no forward: their instances have code of anybody's.
+    """
+    found, forward = _classes.get(kind), getattr(kind, "forward", None)
     if found is None:
         bases = itertools.takewhile(lambda base: base not in (nn.Module, PreTrainedModel), kind.__mro__)
         contents = (item for base in bases for item in vars(base).items())
         is_known = all(name == "__init__" or is_known_code(value) for name, value in contents)
-        found = _classes[kind] = (kind.forward, is_known)
-    return found[1] and kind.forward is found[0]
+        found = _classes[kind] = (forward, is_known and forward is not None)
+    return found[1] and forward is found[0]
 
 
 def is_by_token(kind: type) -> bool:
@@ -103,7 +106,14 @@ def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
         is_packaged = kind.__module__.partition(".")[0] in PACKAGES and is_known_class(kind)
         (known if is_packaged else foreign).add(kind)
         foreign.update(_replacements(part))
-    return frozenset(known), frozenset(foreign)
+    return frozenset(known), frozenset((*foreign, *_attention_of_others(root)))
+
+
+def _attention_of_others(root: Any) -> list[Any]:
+    """The code of the function of others, registered with Transformers, by which an encoder attends."""
+    name = getattr(getattr(root, "config", None), "_attn_implementation", None)
+    function = ALL_ATTENTION_FUNCTIONS.get(name)
+    return [] if is_known_code(function) else [_code_of(function)]
 
 
 def _replacements(part: nn.Module) -> list[Any]:
@@ -111,7 +121,8 @@ def _replacements(part: nn.Module) -> list[Any]:
     own = vars(part)
     if REPLACED.isdisjoint(own) and FUNCTIONS.isdisjoint(own):
         return []
-    functions = [own[name] for name in REPLACED & own.keys() if own[name] is not None]
+    # scripts get their own method at their first call
+    functions = [own[name] for name in REPLACED & own.keys() if not isinstance(own[name], ScriptMethod | None)]
     functions += [own[name] for name in FUNCTIONS & own.keys() if not is_known_code(own[name])]
     return [_code_of(each) for each in functions]
 
@@ -140,14 +151,14 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
     Args:
         trusted: classes, and code of replaced forwards, that were there when the module was checked.
     """
-    if hooks_of_all_modules():
+    if hooks_of_all_modules() or not trusted.issuperset(_attention_of_others(root)):
         return root
     kinds: set[Any] = set()
     for part in modules_in(root):
         kind: Any = stock_class(type(part))
         if kind not in kinds:
             is_trusted = kind in trusted or (is_by_token(kind) and is_known_class(kind))
-            if not is_trusted or (kind in _classes and kind.forward is not _classes[kind][0]):
+            if not is_trusted or (kind in _classes and getattr(kind, "forward", None) is not _classes[kind][0]):
                 return part
             kinds.add(kind)
         if not trusted.issuperset(_replacements(part)) or (part is not root and is_watched(part)):

@@ -83,12 +83,13 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
         reports.append(Skipped(found.path, root_kind, reason))
     unpadded = {name: each for name, each in setups.items() if isinstance(each, Setup) and each.sides}
     is_bare = not unpadded or "" in unpadded
-    sides, reader = (SIDES, "") if is_bare else sides_that_heads_allow(root, unpadded)
+    sides, trains, reader = (SIDES, True, "") if is_bare else sides_that_heads_allow(root, unpadded)
     for name, setup in setups.items():
         encoder = root.get_submodule(name)
         place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
         if isinstance(setup, Setup):
-            setup = replace(setup, sides=tuple(side for side in setup.sides if side in sides))
+            allowed = tuple(side for side in setup.sides if side in sides)
+            setup = replace(setup, sides=allowed, trains=setup.trains and trains)
             if setup.sides or setup.own is not None:
                 reports.append(_changed(place, kind, encoder, setup, reader))
                 continue
@@ -117,29 +118,30 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
         reader: who reads padding, in words.
     """
     apply_to(encoder, setup)
+    in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
     if isinstance(encoder, RelPosBertModel):
-        return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, "padding is taken out")
+        effect = "; ".join(["padding is taken out", *in_training])
+        return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, effect)
     layers = 0 if setup.own is None else len(setup.own.attention_in(encoder))
     effects = [] if setup.own is None else [setup.own.effect]
-    if not setup.sides:
-        effects += [f"padding stays: {reader}"] if reader else []
-        return Encoder(place, kind, layers, "", 0.0, "; ".join(effects))
-    where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
-    effects.append(
-        f"padding{where} is taken out, its hidden states are zeros "
-        f"(level {setup.level}, difference {setup.difference:.0e})"
-    )
-    if setup.returns_cache:
-        argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
-        effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
-    if setup.trained is not None:
-        effects.append(f"not of batches of {setup.trained} tokens and more, whose length changes what it computes")
-    if not setup.trains:
-        effects.append("not in training, where rows depend on each other")
-    effects += [reader] if reader else []
+    if setup.sides:
+        where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
+        effects.append(
+            f"padding{where} is taken out, its hidden states are zeros "
+            f"(level {setup.level}, difference {setup.difference:.0e})"
+        )
+        if setup.returns_cache:
+            argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
+            effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
+        if setup.trained is not None:
+            effects.append(f"not of batches of {setup.trained} tokens and more, whose length changes what it computes")
+        effects += in_training
+    if reader:
+        effects.append(reader if setup.sides else f"padding stays: {reader}")
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
-    return Encoder(place, kind, layers, setup.level, setup.difference, "; ".join(effects))
+    level, difference = (setup.level, setup.difference) if setup.sides else ("", 0.0)
+    return Encoder(place, kind, layers, level, difference, "; ".join(effects))
 
 
 def restore_attention(model: nn.Module) -> None:
@@ -158,10 +160,7 @@ def restore(module: Any) -> None:
     if isinstance(module, RelPosBertModel):
         own.pop("can_unpad", None)
     if own.pop(SETUP, None) is not None:
-        for part in modules_in(module):
-            config: Any = getattr(part, "config", None)
-            if getattr(config, "_attn_implementation_internal", None) == contract.NAME:
-                config._attn_implementation_internal = contract.DELEGATE
+        contract.replace_attention(module, contract.NAME, contract.DELEGATE)
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -167,8 +168,10 @@ def without_dropout(model: nn.Module) -> nn.Module:
     for part in modules_in(made):
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
-        for holder in filter(None, (part, vars(part).get("config"))):
-            for name, value in list(vars(holder).items()):
+        for holder in (part, vars(part).get("config")):
+            # classes and Python files are no configurations of this copy alone
+            fields = {} if isinstance(holder, type | ModuleType) else getattr(holder, "__dict__", {})
+            for name, value in fields.items():
                 if "drop" in name and isinstance(value, float):
-                    setattr(holder, name, 0.0)
+                    fields[name] = 0.0  # also of what is frozen
     return made

@@ -37,7 +37,9 @@ def _substitute(kind: Any, change: Any) -> Any:
         return inner(*args, **kwargs) if isinstance(change, type) else change(self, inner, *args, **kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        return (_new, made_of, *stock.__reduce_ex__(self, protocol)[2:])
+        build, arguments, *state = stock.__reduce_ex__(self, protocol)
+        build, *arguments = (stock if each is type(self) else each for each in (build, *arguments))
+        return (_again, (made_of, build, *arguments), *state)
 
     def is_custom_code(cls: Any) -> Any:
         return stock.is_custom_code()  # else files are saved with other names
@@ -58,9 +60,11 @@ def _substitute(kind: Any, change: Any) -> Any:
     return made
 
 
-def _new(stock: Any, *changes: Any) -> Any:
-    kind: Any = functools.reduce(substitute_class, changes, stock)
-    return kind.__new__(kind)
+def _again(made_of: tuple[Any, ...], build: Any, *arguments: Any) -> Any:
+    """A copy as its own class builds it, with the class that it had."""
+    made = build(*arguments)
+    made.__class__ = functools.reduce(substitute_class, made_of[1:], made_of[0])
+    return made
 
 
 def stock_class(kind: Any) -> Any:

@@ -25,12 +25,14 @@ class Model:
         batch = take_batch()
         if batch is None:
             return super().forward(*args, **given)  # type: ignore[misc]
-        batch = with_own_keys(batch)
+        group = batch.groups[0]
+        if group.visible is not None and group.positions is None:  # padding that stays sees its own key
+            own_keys = torch.eye(group.length, dtype=torch.bool, device=group.visible.device)
+            batch = replace(batch, groups=(replace(group, visible=group.visible | own_keys),))
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
         states = self.dropout(self.word_embedding(tokens) if vectors is None else vectors)
-        longest = batch.groups[0].length
-        distances = self.relative_positional_encoding(longest, longest, bsz=1, device=states.device)
+        distances = self.relative_positional_encoding(group.length, group.length, bsz=1, device=states.device)
         distances = self.dropout(distances)
         segments = None
         if given.get("token_type_ids") is not None:
@@ -46,15 +48,6 @@ class Model:
             memory = tuple(self.cache_mem(each.transpose(0, 1), None) for each in seen[:-1])
         hidden_states = tuple(seen) if wants(self, given, "output_hidden_states") else None
         return stock_file(self).XLNetModelOutput(self.dropout(seen[-1]), memory, hidden_states)
-
-
-def with_own_keys(batch: UnpaddedBatch) -> UnpaddedBatch:
-    """A batch whose queries each see their own key, also where it is padding that stays."""
-    group = batch.groups[0]
-    if group.visible is None or group.positions is not None:
-        return batch
-    visible = group.visible | torch.eye(group.length, dtype=torch.bool, device=group.visible.device)
-    return replace(batch, groups=(replace(group, visible=visible),))
 
 
 class RelativeAttention:
