@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..checkpoints.errors import check_shape
+from ..models.checks import Rule, integer
 from ..schemes.deberta import KINDS
-from .family import MOST, Family, Layout, Positions
+from .family import MOST, NAME_OR_NAMES, Family, Layout, Positions
 from .joints import QUERY_KEY_VALUE, Joint
 
 
@@ -49,6 +50,11 @@ class _Deberta(Family):
         "share_att_key",
         "talking_head",
     )
+    types = {
+        "conv_kernel_size": integer(-1, optional=True),
+        "max_relative_positions": integer(-1),
+        "pos_att_type": NAME_OR_NAMES,
+    }
     read_directly = True
     masks_queries = True
     tolerance = 1e-5  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32
@@ -113,6 +119,12 @@ class DebertaV2(_Deberta, name="deberta-v2"):
         "*.attention.self.value_proj": "*.attention.self.value",
         "*.attention.self.pos_key_proj": "*.attention.self.distance_embedding.pos_key_proj",
         "*.attention.self.pos_query_proj": "*.attention.self.distance_embedding.pos_query_proj",
+    }
+    types = {
+        **_Deberta.types,
+        "attention_head_size": integer(1, optional=True),
+        "norm_rel_ebd": Rule(lambda value: isinstance(value, str), "a string"),
+        "position_buckets": integer(-1),
     }
     published = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
     layout = Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",))

@@ -16,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..host.transformers import TOKENIZER_MAPPING_NAMES
+from ..models.checks import NAMES, Rule
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .joints import Joint, Tensors, join, split
@@ -42,6 +43,7 @@ OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 PRETRAINING = ("ForPreTraining", "ForMaskedLM", "ForCausalLM", "LMHeadModel", "WithLMHead")
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 TASK_TYPES = "embeddings.task_type_embeddings.weight"
+NAME_OR_NAMES = Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), "a string, or a list of strings")
 # What a configuration raises for its fields.
 FIELD_ERRORS = (StrictDataclassError, TypeError, ValueError)
 # Fields of config.json that do not describe the model.
@@ -110,6 +112,7 @@ class Family:
         dropped_fields: fields of its config.json that neither ours nor `stock` has, and that mean nothing here (see
             `ignored_fields`).
         renamed_fields: BERT's field by field of its configuration.
+        types: rules for fields of its own that its methods compute with.
         only: fields that have a counterpart here with some values alone, if they are there: these values, and what
             another one means.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
@@ -143,6 +146,7 @@ class Family:
     defaults: dict[str, Any] = {}
     dropped_fields: tuple[str, ...] = ()
     renamed_fields: dict[str, str] = {}
+    types: dict[str, Rule] = {}
     only: dict[str, tuple[list[Any], str]] = {}
     always_gelu = False
     legacy_types: tuple[str, ...] = ()

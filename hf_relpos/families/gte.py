@@ -9,7 +9,7 @@ from typing import Any
 
 from .family import MOST, Family, Layout, Positions
 from .joints import Joint, exchanged_halves, projections
-from .rotary import SCALINGS, other_scaling, rope_options
+from .rotary import BASE, SCALINGS, other_scaling, rope_options
 
 
 OWN_CODE = "its own code alone reads this"
@@ -35,6 +35,7 @@ class New(Family, name="new"):
     title = "GTE, stella"
     parts = {"new": "bert", **PARTS}
     stock = None
+    types = {"rope_theta": BASE}
     defaults = {"max_position_embeddings": 2048, "type_vocab_size": 1, "attention_probs_dropout_prob": 0.0}
     only = {
         "position_embedding_type": (["rope"], OWN_CODE),

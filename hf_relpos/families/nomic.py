@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from ..models.checks import number
 from .family import Family, Layout, Positions
 from .gte import OWN_CODE
 from .joints import Joint, projections, without_bias
-from .rotary import other_scaling, rope_options
+from .rotary import BASE, other_scaling, rope_options
 
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
@@ -45,6 +46,12 @@ class NomicBert(Family, name="nomic_bert"):
         "layer_norm_epsilon": "layer_norm_eps",
         "resid_pdrop": "hidden_dropout_prob",
         "attn_pdrop": "attention_probs_dropout_prob",
+    }
+    types = {
+        "rope_theta": BASE,
+        "rotary_emb_base": BASE,
+        "rotary_emb_fraction": number(0, 1),
+        "rotary_scaling_factor": number(0, 1e6, optional=True),
     }
     only = {
         "num_experts": (

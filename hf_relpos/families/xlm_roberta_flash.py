@@ -17,7 +17,7 @@ from ..checkpoints.errors import ConversionError
 from .family import MOST, Family, Layout, Positions
 from .joints import Joint, Tensors, projections
 from .roberta import HEADS
-from .rotary import other_scaling, rope_options
+from .rotary import BASE, other_scaling, rope_options
 
 
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
@@ -39,6 +39,7 @@ class _Flash(Family):
         "*.norm2": "*.output.LayerNorm",
     }
     stock = None
+    types = {"rope_theta": BASE, "rotary_emb_base": BASE}
     only = {"position_embedding_type": (["absolute", "rotary"], "other positions are not read here")}
     always_gelu = True
     read_directly = True
