@@ -308,8 +308,8 @@ class Family:
         more = self.more_fields()
         fields |= more
         if self.read_directly:
-            others = ("model_type", "tokenizer_class", *ignored, *self.renamed_fields, *more)
-            fields["converted_from"] = {name: self.config[name] for name in others if name in self.config}
+            others = {"model_type", "tokenizer_class", *ignored, *self.renamed_fields, *more} & self.config.keys()
+            fields["converted_from"] = {name: self.config[name] for name in sorted(others)}
         if layers := self.layers():
             fields["num_hidden_layers"] = len(layers)
         tokenizer = TOKENIZER_MAPPING_NAMES.get(str(self.stock), "BertTokenizer")  # of files that do not name it
