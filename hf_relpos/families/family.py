@@ -107,8 +107,8 @@ class Family:
         title: name in documents.
         parts: BERT's names by its own, as for `names.rename`.
         stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type),
-            by default its name, or that of the family that it extends; None if there is none, so that no outputs can be
-            compared.
+            by default its name, or the `stock` of the family that it extends; None if there is none, so that no
+            outputs can be compared.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them.
         dropped_fields: fields of its config.json that neither ours nor `stock` has, and that mean nothing here (see
             `ignored_fields`).
