@@ -143,8 +143,11 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
         names, takes_others = parameters_of(type(model).forward)
         found = {name: each for name, each in _tokenized(owner, root, texts).items() if torch.is_tensor(each)}
         return {name: each for name, each in found.items() if name in names or takes_others}, "the given texts"
+    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST + 2
+    longest = min(LONGEST, max(positions - 2, 1))  # two rows of RoBERTa's table are no positions
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(SHORTEST, LONGEST + 1, (ROWS,), generator=generator).sort(descending=True).values
+    lengths = torch.randint(min(SHORTEST, longest), longest + 1, (ROWS,), generator=generator)
+    lengths = lengths.sort(descending=True).values
     probe = Probe(model, lengths.tolist(), padding_tokens(None, model), ("right",))
     return {"input_ids": probe.ids, "attention_mask": probe.real.long()}, "random tokens"
 
