@@ -233,7 +233,7 @@ class Check:
 
     def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
-        if setup.own is not None:  # these rows are short
+        if setup.own is not None:  # the rows of the check are short
             setup = replace(setup, own=replace(setup.own, serves_short=True))
         try:
             apply_to(trial, setup)

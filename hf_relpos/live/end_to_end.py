@@ -58,7 +58,7 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
 def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, ...], sides: set[str]) -> bool:
     """Whether outputs are the same in training, too, as far as they can be compared."""
     known, foreign = kinds_in(stock)
-    if not (foreign or any(issubclass(kind, _BatchNorm) for kind in known)):  # they read the same as in evaluation
+    if not (foreign or any(issubclass(kind, _BatchNorm) for kind in known)):  # they read what they read in evaluation
         return True
     stock, trial = without_dropout(stock), without_dropout(trial)
     with suppress(Exception):  # of models that ask for labels then
@@ -66,7 +66,7 @@ def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, 
         ours, _ = probe.agreement(trial, expected, tolerance_of(trial), *inputs)
         if not sides <= {*ours}:
             again, _ = probe.agreement(stock, expected, tolerance_of(stock), *inputs)
-            return not sides <= {*again}  # as what is random
+            return not sides <= {*again}  # random outputs cannot be compared
     return True
 
 

@@ -15,7 +15,7 @@ from .foreign import is_watched
 # Fields of a configuration that ask for keys and values, or XLNet's memory.
 MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# What a forward may write to, if it is no parameter.
+# Kinds of values that a forward may write to; parameters are not copied.
 WRITABLE = (torch.Tensor, dict, list, set, deque)
 
 
@@ -30,7 +30,7 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
     copies: dict[int, Any] = {}
 
     def own_of(value: Any) -> Any:
-        """What a forward may write to: tensors that are no parameters, and containers, with what is in them."""
+        """A copy of what a forward may write to: tensors that are no parameters, and containers, in depth."""
         if not isinstance(value, WRITABLE) or id(value) in copies:
             return copies.get(id(value), value)
         if isinstance(value, torch.Tensor):
