@@ -17,7 +17,7 @@ AUTO_CLASSES = "transformers.models.auto.configuration_auto"  # which all of the
 # Modules of these packages import each other, and the Auto classes, in the course of their own import.
 WATCHED = (
     "transformers",
-    *(f"{__package__}.{room}" for room in ("host", "products", "attention", "schemes", "models")),
+    *(f"{__package__}.{room}" for room in ("host", "products", "attention", "schemes", "models", "registration")),
 )
 
 

@@ -239,7 +239,9 @@ def test_every_field_of_the_library_is_known(family):
 def test_recognise_fields_of_wrong_types(name):
     family = FAMILIES[name]
     config = {**example(name).config, "model_type": family.marks if family.marker else name}
-    for field, value in itertools.product(config, ("x", ["x"], {"x": 1}, 3.5, -2)):
+    foreign = {field for other in FAMILIES.values() for field in other.types} - family.types.keys() - config.keys()
+    assert recognise(Path("folder"), {**config, **dict.fromkeys(foreign)}).fields
+    for field, value in itertools.product({*config, *family.types}, ("x", ["x"], {"x": 1}, 3.5, -2)):
         try:
             assert recognise(Path("folder"), {**config, field: value}).fields
         except ValueError as error:

@@ -161,6 +161,8 @@ def test_the_pretraining_head_of_xlnet_is_left_behind(tmp_path):
     stock_model("xlnet", "XLNetLMHeadModel", tmp_path / "source")
     report = convert(tmp_path / "source", tmp_path / "out")
     assert report.converted_to == "RelPosBertModel" and report.difference <= 1e-5
+    unknown = FAMILIES["xlnet"]({}).rename("layer.0.rel_attn.adapter", base=True)
+    assert unknown == ["encoder.layer.0.rel_attn.adapter"]  # no table of distances
 
 
 def test_the_table_of_roformer_and_beyond_its_end(tmp_path):

@@ -99,6 +99,7 @@ WAYS = {
     "another model, after": ("import transformers.utils", "from transformers import BertModel"),
     "a name of ours": ("", "hf_relpos.RelPosBertModel"),
     "a module of ours": ("", "import hf_relpos.attention.formula, hf_relpos.attention.dispatch"),
+    "the module that registers": ("", "import hf_relpos.registration"),
     "a tokenizer, in a thread": (
         "",
         "import threading\n"

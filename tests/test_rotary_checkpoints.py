@@ -157,6 +157,7 @@ def test_converted_and_written_back_bit_for_bit(tmp_path, layout, head, form):
         saved, config = (json.loads(path.read_text()) for path in paths)
         kept = config.keys() - {"auto_map", "dtype", "transformers_version", "architectures", "id2label"}
         assert {field: saved[field] for field in kept} == {field: config[field] for field in kept}
+    assert [*source.config.converted_from] == sorted(source.config.converted_from)  # the same file in every process
 
 
 @pytest.mark.parametrize("trusted", [None, True])

@@ -133,7 +133,7 @@ def locate(source: str | Path, revision: str | None = None, allow_pickle: bool =
         allow_pickle: download pickled weights from a repository without safetensors.
 
     Raises:
-        ValueError: for an unknown folder or repository, a failed modules whose weights are not in
+        ValueError: for an unknown folder or repository, a failed download, modules whose weights are not in
             safetensors, and as `read_layout`.
     """
     folder, commit = local_folder(source, revision), None

@@ -1,5 +1,6 @@
 """ALBERT (Lan et al., arXiv 1909.11942): tensors that layers share are copied to each layer."""
 
+from ..models.checks import integer
 from .family import MOST, Family, Layout
 
 
@@ -28,6 +29,7 @@ class Albert(Family, name="albert"):
     # of the published files; Transformers' class ignores them
     dropped_fields = ("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     renamed_fields = {"classifier_dropout_prob": "classifier_dropout"}
+    types = {"num_hidden_groups": integer(1), "inner_group_num": integer(1)}
     layout = Layout("ALBERT", (r"\balbert_layer_groups\.",))
 
     def layers(self) -> list[str]:
@@ -40,7 +42,7 @@ class Albert(Family, name="albert"):
         ]
 
     def unsupported_reason(self) -> str:
-        """For embeddings of the hidden size."""
+        """An `embedding_size` that equals `hidden_size` is not supported."""
         size = self.config["hidden_size"]
         if self.config["embedding_size"] != size:
             return ""

@@ -31,7 +31,7 @@ CODE_GATE, CODE_REPOSITORY, CODE_VARIANT = ".mlp.up_gated_layer.", "qk-post-norm
 
 
 class _Alibi(Family):
-    """What both have."""
+    """What both families have in common."""
 
     stock = None
     computes_positions = True
@@ -59,7 +59,7 @@ class _Alibi(Family):
         )
 
 
-# Before JinaBERT, since its tensors have all that shows that.
+# Before JinaBERT in the order of recognition, since its tensors have all that shows JinaBERT.
 class MosaicBert(_Alibi, name="mosaicbert"):
     """MosaicBERT."""
 
@@ -77,11 +77,11 @@ class MosaicBert(_Alibi, name="mosaicbert"):
     )
 
     def joints(self) -> Iterable[Joint]:
-        """Projections."""
+        """One projection of queries, keys and values."""
         return [projections(".attention.self.Wqkv.")]
 
     def more_fields(self) -> dict[str, Any]:
-        """A gated unit."""
+        """Its feed-forward part is a gated unit with GELU."""
         return {"feed_forward_type": "glu", "hidden_act": "gelu"}
 
     def written(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class MosaicBert(_Alibi, name="mosaicbert"):
         return {"cls.predictions.bias": ""}
 
     def unsupported_reason(self) -> str:
-        """For heads with other constants than the field's."""
+        """A head is not supported if a field contradicts a constant of the original code."""
         head = self.head_refusal("the head", "layer_norm_eps", BERT_DEFAULTS["layer_norm_eps"])
         return head or self.head_refusal("the feed-forward", "hidden_act", "gelu")
 
@@ -149,5 +149,5 @@ class JinaBert(_Alibi, name="jinabert"):
         return {"feed_forward_type": "glu", "hidden_act": self.activation, **norms}
 
     def unsupported_reason(self) -> str:
-        """For heads with another activation than the field's."""
+        """A head is not supported if its activation is not that of the feed-forward part."""
         return self.head_refusal("the feed-forward", "hidden_act", self.activation) if self.activation else ""

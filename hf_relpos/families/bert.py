@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checkpoints.errors import ConversionError, conversion_errors
 from ..checkpoints.privacy import without_local_paths
+from ..models.checks import integer
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .family import ALL, FIELD_ERRORS, LEGACY_TYPES, Family, Layout, Positions
@@ -24,7 +25,7 @@ class Own(Family):
     suffixes = (*ALL, "LMHeadModel")
     title = "hf_relpos"
     stock = "bert"
-    legacy_terms = None
+    legacy_terms = None  # our classes compute its positions
 
     def __init__(self, config: Mapping[str, Any], folder: Path = Path()) -> None:
         """
@@ -121,5 +122,6 @@ class Ernie(Family, name="ernie"):
     suffixes = (*ALL, "ForCausalLM")
     title = "ERNIE"
     parts = {"ernie": "bert"}
+    types = {"task_type_vocab_size": integer(0)}
     legacy_types = LEGACY_TYPES
     layout = Layout("ERNIE", (r"(^|\.)(ernie\.|embeddings\.task_type_embeddings\.)",))

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..checkpoints.errors import check_shape
+from ..models.checks import Rule, integer
 from ..schemes.deberta import KINDS
-from .family import MOST, Family, Layout, Positions
+from .family import MOST, NAME_OR_NAMES, Family, Layout, Positions
 from .joints import QUERY_KEY_VALUE, Joint
 
 
@@ -27,7 +28,7 @@ def _join_heads(config: Mapping[str, Any], name: str, *parts: torch.Tensor) -> I
 
 
 class _Deberta(Family):
-    """What all versions have."""
+    """What all versions have in common."""
 
     parts = {
         "deberta": "bert",
@@ -49,6 +50,11 @@ class _Deberta(Family):
         "share_att_key",
         "talking_head",
     )
+    types = {
+        "conv_kernel_size": integer(-1, optional=True),
+        "max_relative_positions": integer(-1),
+        "pos_att_type": NAME_OR_NAMES,
+    }
     read_directly = True
     masks_queries = True
     tolerance = 1e-5  # Transformers rounds the scale, and in v1 inputs of LayerNorms, to float32
@@ -71,7 +77,7 @@ class _Deberta(Family):
         return distance if distance >= 1 else self.config.get("max_position_embeddings", 512)
 
     def find_positions(self) -> Positions:
-        """Those of v1."""
+        """DeBERTa's terms, with or without absolute positions."""
         absolute, terms = bool(self.config.get("position_biased_input", True)), self.terms
         if self.config.get("relative_attention", False):
             return Positions(absolute, "deberta", {"pos_att_type": terms, "max_distance": self.max_distance})
@@ -114,11 +120,17 @@ class DebertaV2(_Deberta, name="deberta-v2"):
         "*.attention.self.pos_key_proj": "*.attention.self.distance_embedding.pos_key_proj",
         "*.attention.self.pos_query_proj": "*.attention.self.distance_embedding.pos_query_proj",
     }
+    types = {
+        **_Deberta.types,
+        "attention_head_size": integer(1, optional=True),
+        "norm_rel_ebd": Rule(lambda value: isinstance(value, str), "a string"),
+        "position_buckets": integer(-1),
+    }
     published = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
     layout = Layout("DeBERTa v2 or v3", (r"\.attention\.self\.query_proj\.",))
 
     def find_positions(self) -> Positions:
-        """Those of v1, perhaps with a normalisation, buckets and shared projections."""
+        """DeBERTa's terms with the options of v2: a normalisation, buckets and shared projections."""
         config, positions = self.config, super().find_positions()
         options: dict[str, Any] = {}
         if "layer_norm" in [word.strip() for word in config.get("norm_rel_ebd", "none").lower().split("|")]:
@@ -133,7 +145,7 @@ class DebertaV2(_Deberta, name="deberta-v2"):
         return Positions(positions.absolute, scheme, {**positions.options, **options})
 
     def unsupported_reason(self) -> str:
-        """For sizes of heads and buckets."""
+        """Heads must add up to the hidden size, and buckets leave room for the logarithmic scale."""
         config, size = self.config, self.config.get("attention_head_size")
         if size is not None and size * config["num_attention_heads"] != config["hidden_size"]:
             return (
@@ -168,7 +180,7 @@ class Deberta(_Deberta, name="deberta"):
     layout = Layout("DeBERTa v1", (r"\.attention\.self\.in_proj\.",))
 
     def joints(self) -> Iterable[Joint]:
-        """The projections of each head in turn."""
+        """One projection with the queries, keys and values of each head in turn."""
         return [Joint((".attention.self.in_proj.",), QUERY_KEY_VALUE, _split_heads, _join_heads)]
 
     def more_fields(self) -> dict[str, Any]:
@@ -176,7 +188,7 @@ class Deberta(_Deberta, name="deberta"):
         return {**super().more_fields(), "attention_biases": ["query", "value"], "conv_kernel_size": 0}
 
     def unsupported_reason(self) -> str:
-        """For other terms than those of the scheme."""
+        """Terms that the scheme lacks are not supported."""
         if len(self.kinds) == len(self.terms):
             return ""
         return (

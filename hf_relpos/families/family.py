@@ -7,7 +7,7 @@ import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields as fields_of
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..host.transformers import TOKENIZER_MAPPING_NAMES
+from ..models.checks import NAMES, Rule
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .joints import Joint, Tensors, join, split
@@ -42,6 +43,7 @@ OWN_ACTIVATION = ("ForMaskedLM", "ForCausalLM")
 PRETRAINING = ("ForPreTraining", "ForMaskedLM", "ForCausalLM", "LMHeadModel", "WithLMHead")
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 TASK_TYPES = "embeddings.task_type_embeddings.weight"
+NAME_OR_NAMES = Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), "a string, or a list of strings")
 # What a configuration raises for its fields.
 FIELD_ERRORS = (StrictDataclassError, TypeError, ValueError)
 # Fields of config.json that do not describe the model.
@@ -105,11 +107,13 @@ class Family:
         title: name in documents.
         parts: BERT's names by its own, as for `names.rename`.
         stock: `model_type` of the Transformers class with the same body (with absolute positions for a legacy type),
-            by default its name; None if there is none, so that no outputs can be compared.
+            by default its name, or the `stock` of the family that it extends; None if there is none, so that no
+            outputs can be compared.
         defaults: defaults of its configuration that differ from BERT's, where no class of Transformers has them.
         dropped_fields: fields of its config.json that neither ours nor `stock` has, and that mean nothing here (see
             `ignored_fields`).
         renamed_fields: BERT's field by field of its configuration.
+        types: rules for fields of its own that its methods compute with.
         only: fields that have a counterpart here with some values alone, if they are there: these values, and what
             another one means.
         always_gelu: whether its heads are `OWN_ACTIVATION` heads.
@@ -143,6 +147,7 @@ class Family:
     defaults: dict[str, Any] = {}
     dropped_fields: tuple[str, ...] = ()
     renamed_fields: dict[str, str] = {}
+    types: dict[str, Rule] = {}
     only: dict[str, tuple[list[Any], str]] = {}
     always_gelu = False
     legacy_types: tuple[str, ...] = ()
@@ -231,7 +236,7 @@ class Family:
         """What its configuration means where it leaves a field out: the defaults of its class in Transformers."""
         if cls.defaults or cls.name not in CONFIG_MAPPING:
             return cls.defaults
-        ours, of_all = ({field.name for field in fields(kind)} for kind in (RelPosBertConfig, PreTrainedConfig))
+        ours, of_all = ({field.name for field in fields_of(kind)} for kind in (RelPosBertConfig, PreTrainedConfig))
         own = CONFIG_MAPPING[cls.name]().to_dict()
         known = {field: value for field, value in own.items() if field in {*ours - of_all, *cls.renamed_fields}}
         if known.get("embedding_size") == known.get("hidden_size"):  # RoFormer's is the hidden size, whatever that is
@@ -304,8 +309,8 @@ class Family:
         more = self.more_fields()
         fields |= more
         if self.read_directly:
-            others = ("model_type", "tokenizer_class", *ignored, *self.renamed_fields, *more)
-            fields["converted_from"] = {name: self.config[name] for name in others if name in self.config}
+            others = {"model_type", "tokenizer_class", *ignored, *self.renamed_fields, *more} & self.config.keys()
+            fields["converted_from"] = {name: self.config[name] for name in sorted(others)}
         if layers := self.layers():
             fields["num_hidden_layers"] = len(layers)
         tokenizer = TOKENIZER_MAPPING_NAMES.get(str(self.stock), "BertTokenizer")  # of files that do not name it

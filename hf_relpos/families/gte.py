@@ -9,7 +9,7 @@ from typing import Any
 
 from .family import MOST, Family, Layout, Positions
 from .joints import Joint, exchanged_halves, projections
-from .rotary import SCALINGS, other_scaling, rope_options
+from .rotary import BASE, SCALINGS, other_scaling, rope_options
 
 
 OWN_CODE = "its own code alone reads this"
@@ -35,6 +35,7 @@ class New(Family, name="new"):
     title = "GTE, stella"
     parts = {"new": "bert", **PARTS}
     stock = None
+    types = {"rope_theta": BASE}
     defaults = {"max_position_embeddings": 2048, "type_vocab_size": 1, "attention_probs_dropout_prob": 0.0}
     only = {
         "position_embedding_type": (["rope"], OWN_CODE),
@@ -50,17 +51,17 @@ class New(Family, name="new"):
     base = 10000.0  # the default of `rope_theta`
 
     def joints(self) -> Iterable[Joint]:
-        """The gated unit, and by `pack_qkv` the projections."""
+        """The gated unit and, with `pack_qkv`, one projection of queries, keys and values."""
         yield exchanged_halves(".mlp.up_gate_proj.", ".intermediate.dense.")
         if self.config.get("pack_qkv", True):
             yield projections(".attention.qkv_proj.")
 
     def find_positions(self) -> Positions:
-        """Rotations."""
+        """Rotations of half a head with the other half."""
         return Positions(absolute=False, scheme="rope", options=rope_options(self.config, self.base))
 
     def more_fields(self) -> dict[str, Any]:
-        """A gated unit."""
+        """Its feed-forward part is a gated unit."""
         return {"feed_forward_type": "glu"}
 
     def written(self) -> dict[str, str]:
@@ -68,7 +69,7 @@ class New(Family, name="new"):
         return {"cls.predictions.bias": ""}
 
     def unsupported_reason(self) -> str:
-        """For scalings."""
+        """Scalings with `mixed_b` and unknown ones are not supported."""
         if (scaling := self.config.get("rope_scaling") or {}).get("mixed_b") is not None:
             return f"rope_scaling = {scaling!r}: scalings without mixed_b are read here"
         return other_scaling(self.config, (*SCALINGS, "ntk"))

@@ -39,5 +39,5 @@ class MPNet(Family, name="mpnet"):
         return Positions(absolute=True, scheme="t5", options={"buckets": BUCKETS, "max_distance": 128})
 
     def padding(self) -> int:
-        """Transformers ignores the configuration."""
+        """1, since Transformers ignores the configuration."""
         return 1

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from ..models.checks import number
 from .family import Family, Layout, Positions
 from .gte import OWN_CODE
 from .joints import Joint, projections, without_bias
-from .rotary import other_scaling, rope_options
+from .rotary import BASE, other_scaling, rope_options
 
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
@@ -46,6 +47,12 @@ class NomicBert(Family, name="nomic_bert"):
         "resid_pdrop": "hidden_dropout_prob",
         "attn_pdrop": "attention_probs_dropout_prob",
     }
+    types = {
+        "rope_theta": BASE,
+        "rotary_emb_base": BASE,
+        "rotary_emb_fraction": number(0, 1),
+        "rotary_scaling_factor": number(0, 1e6, optional=True),
+    }
     only = {
         "num_experts": (
             [0, None],
@@ -69,7 +76,7 @@ class NomicBert(Family, name="nomic_bert"):
     layout = Layout("NomicBERT", (r"\.attn\.Wqkv\.", r"\.mlp\.fc1[12]\."))
 
     def joints(self) -> Iterable[Joint]:
-        """Projections, the gated unit, and layers without a bias."""
+        """One projection of queries, keys and values, the gated unit, and linear layers without a bias."""
         yield projections(".attn.Wqkv.")
         yield Joint(
             (".mlp.fc12.", ".mlp.fc11."),
@@ -92,7 +99,7 @@ class NomicBert(Family, name="nomic_bert"):
         return fields
 
     def find_positions(self) -> Positions:
-        """Rotations, of the original code with dynamic NTK scaling."""
+        """Rotations, with dynamic NTK scaling in the original code."""
         config = self.config
         options = rope_options(config, config.get("rotary_emb_base", 1000.0))
         if config.get("rotary_emb_interleaved"):
@@ -108,11 +115,11 @@ class NomicBert(Family, name="nomic_bert"):
         return Positions(absolute=False, scheme="rope", options=options)
 
     def written(self) -> dict[str, str]:
-        """The name of the encoder in the original code."""
+        """The original code calls the encoder `bert`, too."""
         return {"bert": "bert"} if "n_embd" in self.config else {}
 
     def unsupported_reason(self) -> str:
-        """For models without rotations, and scalings."""
+        """A model without rotations and unknown scalings are not supported."""
         if self.config.get("rotary_emb_fraction", 1.0) == 0:
             return (
                 "rotary_emb_fraction = 0: with absolute positions it is another model, which only its own code reads"

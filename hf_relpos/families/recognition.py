@@ -7,36 +7,26 @@ from typing import Any
 from ..checkpoints.errors import ConversionError, UnsupportedError, abbreviate, conversion_errors
 from ..checkpoints.privacy import without_local_paths
 from ..checkpoints.weights import tensor_names
-from ..models.checks import ARGUMENTS, FIELDS, NAMES, Rule, check_rules, integer, number
+from ..models.checks import ARGUMENTS, FIELDS, Rule, check_rules, integer
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import STOCK_SCHEME
 from .bert import Own
-from .family import LEGACY_TYPES, PRETRAINING, Family, first_class
+from .family import LEGACY_TYPES, NAME_OR_NAMES, PRETRAINING, Family, first_class
 from .names import is_scheme, is_table
 from .registry import FAMILIES, family_of, resemblance
 
 
 OBJECT = Rule(lambda value: not value or isinstance(value, Mapping), "an object, or null")
-BASE = number(1, 1e12, optional=True)
-NAME_OR_NAMES = Rule(lambda value: isinstance(value, str) or NAMES.accepts(value), "a string, or a list of strings")
-# Fields of any family that are computed with before RelPosBertConfig checks the result.
+# Fields of all families that are computed with before RelPosBertConfig checks the result; `Family.types` has others.
 TYPES = {
     **{name: FIELDS[name] for name in ("hidden_size", "num_hidden_layers", "max_position_embeddings")},
-    **{name: integer(1) for name in ("num_attention_heads", "num_hidden_groups", "inner_group_num")},
+    "num_attention_heads": integer(1),
     "model_type": Rule(lambda value: isinstance(value, str), "a string"),
     "architectures": NAME_OR_NAMES,
     "attn_implementation": ARGUMENTS["attn_implementation"],
     "_attn_implementation": ARGUMENTS["_attn_implementation"],
-    "conv_kernel_size": integer(-1, optional=True),
-    "max_relative_positions": integer(-1),
-    "clamp_len": integer(-1, optional=True),
-    "pos_att_type": NAME_OR_NAMES,
     "rope_parameters": OBJECT,
     "rope_scaling": OBJECT,
-    "rope_theta": BASE,
-    "rotary_emb_base": BASE,
-    "rotary_emb_fraction": number(0, 1),
-    "rotary_scaling_factor": number(0, 1e6, optional=True),
 }
 
 
@@ -68,7 +58,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     name, mark = family_of(config, names)
     family = FAMILIES[name]
     with conversion_errors(f"{folder / 'config.json'}: "):
-        check_rules({own: {**FIELDS, **TYPES}[ours] for own, ours in family.renamed_fields.items()}, config.items())
+        renamed = {own: {**FIELDS, **TYPES}[ours] for own, ours in family.renamed_fields.items()}
+        check_rules({**renamed, **family.types}, config.items())
     spec = family({**family.all_defaults(), **without_local_paths(config)}, folder)
     spec.config |= spec.infer_from_tensors(names)
     if reason := spec.refusal():

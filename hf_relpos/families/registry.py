@@ -1,6 +1,6 @@
-"""The registry of families: one file each, and its name in `MODULES`.
+"""The registry of families: the classes in `MODULES`.
 
-All else follows from their entries: recognition of checkpoints, layouts in error messages, `hf-relpos families` and
+All else follows from them: recognition of checkpoints, layouts in error messages, `hf-relpos families` and
 docs/families.md.
 """
 

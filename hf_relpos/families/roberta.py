@@ -26,7 +26,7 @@ class Roberta(Family, name="roberta"):
     layout = Layout("RoBERTa", (r"(^|\.)roberta\.",))
 
     def padding(self) -> Any:
-        """The field of the padding token."""
+        """`pad_token_id`."""
         return self.config["pad_token_id"]
 
 

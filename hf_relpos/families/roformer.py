@@ -82,7 +82,7 @@ class RoFormer(Family, name="roformer"):
         return {"pooler_hidden_act": activation, "pooler_dropout": dropout, "classifier_dropout": dropout}
 
     def unsupported_reason(self) -> str:
-        """For decoders of releases of Transformers where they have no causal mask."""
+        """A decoder is not supported on releases of Transformers that compute it without a causal mask."""
         if self.config.get("is_decoder", False) and ROFORMER_CAUSAL_MASK.lack():
             return (
                 "is_decoder = True: RoFormer's decoder sees the tokens to come in this release of Transformers, and "

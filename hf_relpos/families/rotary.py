@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..models.checks import number
 from .joints import hidden_size
 
 
 # Values of `rope_type` that Transformers' classes compute from the length of a batch alone, as the scheme `rope` does.
 SCALINGS = ("linear", "yarn", "llama3", "proportional", "longrope")
+BASE = number(1, 1e12, optional=True)
 
 
 def rope_options(config: Mapping[str, Any], base: float) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from ..checkpoints.errors import ConversionError
 from .family import MOST, Family, Layout, Positions
 from .joints import Joint, Tensors, projections
 from .roberta import HEADS
-from .rotary import other_scaling, rope_options
+from .rotary import BASE, other_scaling, rope_options
 
 
 ORIGINAL, LORA_A, LORA_B = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
 
 
 class _Flash(Family):
-    """What the original code and Transformers have."""
+    """What checkpoints of the original code and of Transformers have in common."""
 
     suffixes = MOST
     parts = {
@@ -39,6 +39,7 @@ class _Flash(Family):
         "*.norm2": "*.output.LayerNorm",
     }
     stock = None
+    types = {"rope_theta": BASE, "rotary_emb_base": BASE}
     only = {"position_embedding_type": (["absolute", "rotary"], "other positions are not read here")}
     always_gelu = True
     read_directly = True
@@ -51,7 +52,7 @@ class _Flash(Family):
         return bool(self.config.get("position_embedding_type", self.kind) == "rotary")
 
     def joints(self) -> Iterable[Joint]:
-        """Projections."""
+        """One projection of queries, keys and values."""
         return [projections(".mixer.Wqkv.")]
 
     def unpack(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -117,7 +118,7 @@ class _Flash(Family):
         return Positions(absolute=False, scheme="rope", options=options)
 
     def unsupported_reason(self) -> str:
-        """For scalings."""
+        """Unknown scalings are not supported."""
         return other_scaling(self.config)
 
 
@@ -141,7 +142,7 @@ class XLMRobertaFlash(_Flash, name="xlm_roberta_flash"):
     kind = "absolute"
 
     def padding(self) -> Any:
-        """The field of the padding token, which absolute positions begin after."""
+        """`pad_token_id`, after which absolute positions begin."""
         return self.config["pad_token_id"]
 
 

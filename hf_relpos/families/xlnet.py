@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ..checkpoints.errors import check_shape
+from ..models.checks import integer
 from .family import Family, Layout, Positions
 from .joints import Joint, Tensors, without_bias
 
@@ -36,7 +37,10 @@ class XLNet(Family, name="xlnet"):
         "word_embedding": "embeddings.word_embeddings",
         "layer": "encoder.layer",
         "*.rel_attn.layer_norm": "*.attention.output.LayerNorm",
-        "*.rel_attn": "*.attention.self.distance_embedding",  # of what `joints` leaves
+        **{
+            f"*.rel_attn.{name}": f"*.attention.self.distance_embedding.{name}"
+            for name in ("r", "r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")
+        },
         "*.ff.layer_norm": "*.output.LayerNorm",
         "*.ff.layer_1": "*.intermediate.dense",
         "*.ff.layer_2": "*.output.dense",
@@ -48,6 +52,7 @@ class XLNet(Family, name="xlnet"):
         "d_inner": "intermediate_size",
         "ff_activation": "hidden_act",
     }
+    types = {"clamp_len": integer(-1, optional=True)}
     only = {
         "attn_type": (["bi"], "tokens see one side alone"),
         "bi_data": ([False, None], "half of each batch has its positions reversed"),
