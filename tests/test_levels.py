@@ -163,6 +163,13 @@ class Final(RemoteModel):
         raise TypeError(f"{cls} is no class")
 
 
+class Calls(list):
+    """Counts calls in its only tensor."""
+
+    def add(self):
+        self[0] += 1
+
+
 class Named(ABC, RemoteModel):
     """Has a dict of states, vectors and numbers of rows, arguments by name alone, a script, and a number of calls.
 
@@ -171,13 +178,14 @@ class Named(ABC, RemoteModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.calls, self.dropout, self.script = [torch.zeros(1)], nn.Dropout(0.5), torch.jit.script(nn.Identity())
+        self.calls, self.dropout = Calls([torch.zeros(1)]), nn.Dropout(0.5)
+        self.script = torch.jit.script(nn.Identity())
 
     def __reduce__(self):
         return Named, (self.config,), {**vars(self)}
 
     def forward(self, *, input_ids, attention_mask):
-        self.calls[0] += 1
+        self.calls.add()
         states = self.script(self.dropout(super().forward(input_ids, attention_mask).last_hidden_state))
         return {"states": states, "first": states[:, 0], "tokens": attention_mask.sum(1)}
 

@@ -222,13 +222,6 @@ def test_many_chunks_of_queries_are_as_stock(name, monkeypatch):
     assert_accelerated_as_stock(model, inputs, tolerance(name))
 
 
-@pytest.mark.parametrize("name", ["v3", "v1", "MPNet", "RoFormer", *T5, "XLNet"])
-@torch.no_grad()
-def test_float32_is_that_of_stock(name, backend):
-    model, inputs = build(name, torch.float32), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
-    assert_same_after(attention_alone, model, lambda: [model(**inputs)[0]], 1e-5)
-
-
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.full), "right"])
 @pytest.mark.parametrize("name", ACCELERATED)
 def test_attention_weights_and_hidden_states_are_those_of_stock(name, padding, backend):

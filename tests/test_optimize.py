@@ -259,8 +259,12 @@ def test_optimize_head_with_arguments_of_its_own():
     assert "whether Unknown reads states at padding is not known" in str(optimize(unknown(build("BERT"), "mean")))
 
 
-def test_summaries_of_the_last_state_read_padding():
-    """As stock RoFormer's for multiple choice; ELECTRA's reads the first state unless its configuration says so."""
+def test_summaries_of_the_last_state_read_padding(monkeypatch):
+    """As stock RoFormer's for multiple choice; ELECTRA's reads the first state unless its configuration says so.
+
+    Heads of Transformers are not compared in training, where they read the same states.
+    """
+    monkeypatch.setattr("hf_relpos.live.end_to_end.without_dropout", None)
     real = real_tokens(LENGTHS["groups"])
     inputs = {key: value[:8].unflatten(0, (4, 2)) for key, value in batch(real).items()}
     roformer = RoFormerForMultipleChoice(RoFormerConfig(**SIZES, embedding_size=16))
@@ -665,7 +669,9 @@ def test_optimize_changes_nothing_under_a_wrong_setting(monkeypatch):
 
 
 def test_without_unpadding():
-    handle = assert_as_before(build("v3"), [batch()], 1e-10, unpad=False)
+    model = build("v3")
+    model.norm = nn.BatchNorm1d(2)  # only where padding is taken out are there other batches in training
+    handle = assert_as_before(model, [batch()], 1e-10, unpad=False)
     assert len(handle.encoders) == 1 and "padding" not in str(handle)
     own = build("absolute")
     assert not optimize(own, unpad=False).encoders and not own.can_unpad
@@ -776,22 +782,6 @@ def test_pickles_in_another_process(tmp_path):
             saved.append((model, inputs, model(**inputs)[0], *layers))
     torch.save(saved, tmp_path / "models")
     run_code(FRESH, tmp_path / "models", cwd=tmp_path)
-
-
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("calls", list(itertools.permutations((optimize, attention_alone))))
-@pytest.mark.parametrize("name", ["BERT", "v3", "v1", "MPNet", "RoFormer", "T5", "XLNet"])
-@torch.no_grad()
-def test_in_turns_with_attention_alone(name, calls, last):
-    model, inputs, real = build(name), batch(), real_tokens(LENGTHS["groups"])
-    before, kinds = model(**inputs)[0], [type(module) for module in model.modules()]
-    handles = [call(model) for call in calls]
-    assert not level_of(name)[1] or "already" in str(handles[1])
-    for handle in reversed(handles) if last else handles:
-        assert_equal_numbers(model(**inputs)[0][real], before[real], tolerance(name))
-        handle.undo()
-    assert [type(module) for module in model.modules()] == kinds
-    assert torch.equal(model(**inputs)[0], before)
 
 
 @pytest.mark.parametrize("name", ["v3", "BERT", "absolute"])

@@ -122,7 +122,8 @@ def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Par
     sizes = [len(range(length)[part.columns]) for part in parts]
     by_token = first.dim() > 2
     for each, part, size in zip(tensors, parts, sizes, strict=True):
-        if each.shape[:2] != (len(part.rows), *((size,) if by_token else first.shape[1:])):
+        width = (size,) if by_token else first.shape[1:]
+        if each.shape[:2] != (len(part.rows), *width):
             raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
     out = first.new_zeros(batch, *((length, *first.shape[2:]) if by_token else first.shape[1:]))
     for each, part in zip(tensors, parts, strict=True):

@@ -60,8 +60,9 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
         return f"it is on {', '.join(sorted(devices))}, and only CPUs are served"
     config = getattr(encoder, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
-    if keeps_padding and own is not None and own.level == "contract" and chosen != contract.DELEGATE:
-        return f"attn_implementation = {chosen!r}: attention is accelerated with 'sdpa'"
+    if keeps_padding and own is not None:
+        is_ours = own.level == "own" or chosen == contract.DELEGATE
+        return None if is_ours else f"attn_implementation = {chosen!r}: attention is accelerated with 'sdpa'"
     # ways in which rows of a batch depend on each other that a few rows do not show
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in modules_in(encoder)):
         return "its BatchNorm reads all rows of a batch in training"
@@ -146,9 +147,12 @@ class Check:
         limits = [each for each in (rotations_by_batch(encoder), sparse_from(config)) if each is not None]
         limit, trusted = min(limits, default=None), known | foreign
         self.base = replace(setup, trained=limit, trusted=trusted, is_trial=True)
-        fast: Level = "contract" if setup.own is None else setup.own.level
-        self.levels: list[Level] = [] if foreign else [fast]
-        self.levels += ["by length"] if setup.sides else []
+        self.levels: list[Level] = ["by length"] if setup.sides else []
+        attention = getattr(config, "_attn_implementation", None)
+        if setup.own is not None:
+            self.levels.insert(0, setup.own.level)
+        elif not foreign and attention in (contract.DELEGATE, contract.NAME):
+            self.levels.insert(0, "contract")
         self.is_foreign = bool(foreign)
         window, longest = getattr(config, "sliding_window", None), LENGTHS[0]
         if isinstance(window, int) and longest < window + 2 <= WIDEST_WINDOW:
@@ -229,7 +233,7 @@ class Check:
 
     def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
-        if setup.own is not None:  # these rows are short
+        if setup.own is not None:  # the rows of the check are short
             setup = replace(setup, own=replace(setup.own, serves_short=True))
         try:
             apply_to(trial, setup)

@@ -132,7 +132,7 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
     try:
         return plan.call(encoder, forward, setup, given)
     except Exception as error:
-        # the code of others may not take parts as short as these; in a trial Transformers is not compared with itself
+        # code of others may fail on parts as short as these; a trial must not compare Transformers with itself
         if setup.is_trial or not (plan.batch is None or isinstance(error, MismatchError)):
             raise
     return forward(*args, **kwargs)

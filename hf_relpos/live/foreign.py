@@ -68,7 +68,7 @@ def is_known_code(value: Any) -> bool:
 def is_known_class(kind: Any) -> bool:
     """Whether a class has its code of `PACKAGES`, and the forward that it had when it was first seen.
 
-    Classes of scripts have no forward: their instances have code of anybody's.
+    The class of a scripted module has no forward: its code counts as that of others.
     """
     found, forward = _classes.get(kind), getattr(kind, "forward", None)
     if found is None:
@@ -110,7 +110,7 @@ def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
 
 
 def _attention_of_others(root: Any) -> list[Any]:
-    """The code of the function of others, registered with Transformers, by which an encoder attends."""
+    """The code of an encoder's attention function, if others have registered it with Transformers; else nothing."""
     name = getattr(getattr(root, "config", None), "_attn_implementation", None)
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     return [] if is_known_code(function) else [_code_of(function)]

@@ -173,5 +173,5 @@ def without_dropout(model: nn.Module) -> nn.Module:
             fields = {} if isinstance(holder, type | ModuleType) else getattr(holder, "__dict__", {})
             for name, value in fields.items():
                 if "drop" in name and isinstance(value, float):
-                    fields[name] = 0.0  # also of what is frozen
+                    fields[name] = 0.0  # also in frozen dataclasses
     return made

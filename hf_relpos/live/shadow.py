@@ -15,6 +15,8 @@ from .foreign import is_watched
 # Fields of a configuration that ask for keys and values, or XLNet's memory.
 MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Kinds of values that a forward may write to; parameters are not copied.
+WRITABLE = (torch.Tensor, dict, list, set, deque)
 
 
 def shadow(root: nn.Module, has_memory: bool = True) -> Any:
@@ -28,12 +30,14 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
     copies: dict[int, Any] = {}
 
     def own_of(value: Any) -> Any:
-        """What a forward may write to: tensors that are no parameters, and containers, with what is in them."""
-        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-            return copies.setdefault(id(value), value.clone())
-        if not isinstance(value, dict | list | set | deque) or id(value) in copies:
+        """A copy of what a forward may write to: tensors that are no parameters, and containers, in depth."""
+        if not isinstance(value, WRITABLE) or id(value) in copies:
             return copies.get(id(value), value)
-        made: Any = copy.copy(value)
+        if isinstance(value, torch.Tensor):
+            return value if isinstance(value, nn.Parameter) else copies.setdefault(id(value), value.clone())
+        made: Any = value.copy()  # faster than `copy.copy`, for the many empty dicts of a module
+        if type(made) is not type(value):
+            made = copy.copy(value)
         copies[id(value)] = made
         if isinstance(value, dict | list):
             for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
@@ -47,15 +51,18 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
             return found
         made = modules[id(module)] = object.__new__(type(module))
         own = vars(made)
-        own |= {name: own_of(value) for name, value in vars(module).items()}
+        own |= {name: own_of(value) for name, value in vars(module).items() if name != "_modules"}
         own["_modules"] = {
             name: each if each is None else copied(each) for name, each in list(module._modules.items())
         }
         if is_watched(module):  # hooks of others are not called
             own |= {name: type(own[name])() for name in HOOKS}
         own["training"] = False
-        if "config" in own and not isinstance(own["config"], ModuleType):
-            own["config"] = configs.setdefault(id(own["config"]), copy.copy(own["config"]))
+        config = own.get("config")
+        if config is not None and not isinstance(config, ModuleType):
+            if id(config) not in configs:
+                configs[id(config)] = copy.copy(config)
+            own["config"] = configs[id(config)]
         return made
 
     made = copied(root)
