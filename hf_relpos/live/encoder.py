@@ -42,11 +42,8 @@ OTHERS = (
     "output_router_logits",
 )
 # Arguments that mean the same in the code of others. By any other it may read padding, or return what has no rows.
-FAMILIAR = {
-    *TOKENS,
-    *("attention_mask", "token_type_ids", "position_ids"),
-    *("use_cache", "use_mems", "return_dict", "output_hidden_states", "output_attentions"),
-}
+SWITCHES = ("use_cache", "use_mems", "return_dict", "output_hidden_states", "output_attentions")
+FAMILIAR = {*TOKENS, *SWITCHES, "attention_mask", "token_type_ids", "position_ids"}
 
 
 @dataclass(frozen=True)
