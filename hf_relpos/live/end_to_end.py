@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from .arguments import parameters_of
 from .check import LENGTHS, apply_to
@@ -58,7 +57,8 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
 def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, ...], sides: set[str]) -> bool:
     """Whether outputs are the same in training, too, as far as they can be compared."""
     known, foreign = kinds_in(stock)
-    if not (foreign or any(issubclass(kind, _BatchNorm) for kind in known)):  # they read what they read in evaluation
+    has_batch_norm = any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in known)
+    if not (foreign or has_batch_norm):  # they read what they read in evaluation
         return True
     stock, trial = without_dropout(stock), without_dropout(trial)
     with suppress(Exception):  # of models that ask for labels then
