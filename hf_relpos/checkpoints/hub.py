@@ -11,11 +11,14 @@ from .paths import check_source, local_folder
 
 
 def download(repository: str, revision: str | None, folder: str, patterns: Iterable[str]) -> Path:
-    """Download files of a Hub repository; returns their folder, whose name is the commit if it is the top.
+    """Download files of a Hub repository.
 
     Args:
         folder: folder of the repository; empty for its top, without subfolders.
         patterns: patterns of the files in that folder.
+
+    Returns:
+        The folder of the files on this machine. That of the top has the name of the commit.
 
     Raises:
         ConversionError: for an unknown repository, or a failed download.

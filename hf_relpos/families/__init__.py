@@ -1,4 +1,4 @@
-"""Families of checkpoints: how each is recognised, renamed, read, exported, and accelerated in a live model.
+"""Families of checkpoints: how each is recognised, renamed, read and exported.
 
 A family is a subclass of `family.Family` in a module that `registry` lists. Transformers' own mechanisms do not
 suffice. `register_checkpoint_conversion_mapping` is keyed by the loaded class, but here one class reads many layouts

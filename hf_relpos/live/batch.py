@@ -16,7 +16,7 @@ class MismatchError(TypeError):
 
 
 def padded_batch(real: torch.Tensor) -> UnpaddedBatch:
-    """The batch of a call whose padding stays: one group of all B rows and all of their L positions.
+    """Make the batch of a call that keeps its padding: one group with all L positions of all B rows.
 
     States are (B, L, D) then. The group's `visible` hides the keys that are padding, and its `positions` are None.
 

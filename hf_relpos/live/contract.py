@@ -171,7 +171,7 @@ def call(encoder: Any, forward: Any, given: dict[str, Any], by_token: Iterable[s
 
 
 def replace_attention(encoder: nn.Module, old: str, new: str) -> None:
-    """Change the attention function in the configurations of an encoder that name another one."""
+    """Replace the name of an attention function in the configurations of an encoder."""
     for part in modules_in(encoder):
         config: Any = getattr(part, "config", None)
         if getattr(config, "_attn_implementation_internal", None) == old:
