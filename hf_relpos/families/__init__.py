@@ -4,6 +4,5 @@ A family is a subclass of `family.Family` in a module that `registry` lists. Tra
 suffice. `register_checkpoint_conversion_mapping` is keyed by the loaded class, but here one class reads many layouts
 that only config.json or the tensors distinguish. `save_pretrained` would undo such a conversion, so a folder of
 `relpos_bert` would have DeBERTa's names. Its operations split and join tensors, but do not copy one to several layers
-(ALBERT) or add one to another. `register_patch_mapping` replaces classes before a model is built, while `optimize`
-changes loaded models.
+(ALBERT) or add one to another.
 """
