@@ -12,7 +12,6 @@ import itertools
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +39,7 @@ from torch import nn
 
 from hf_relpos import optimize
 from hf_relpos.live import attention, check, encoder as live_encoder, probe
+from hf_relpos.live.call import EncoderCall
 from hf_relpos.live.substitute import substitute_class
 from hf_relpos.products import cpu_gemm
 from hf_relpos.products.cpu_gemm import Library
@@ -57,19 +57,18 @@ SEEDS = st.integers(0, 2**32)
 def plans() -> Iterator[list[str]]:
     """How the calls of optimized encoders were computed. Small batches are unpadded, too; products are oneDNN's."""
     found: list[str] = []
-    plan_of = live_encoder.plan_of
+    note = live_encoder.note
 
-    def noted(encoder, setup, *args):
-        plan = plan_of(encoder, setup, *args)
-        found.append("" if plan is None else "by length" if plan.batch is None else setup.level)
-        return plan
+    def noted(call, level, why):
+        found.append("" if level is None else level.name)
+        note(call, level, why)
 
     with pytest.MonkeyPatch.context() as patch:
         fast = Library(100.0, 200.0, 1e-7, 3e-7)
         patch.setattr(optimize_module, "linear_library", lambda: fast)
         patch.setattr(cpu_gemm, "linear_library", lambda: fast)
-        patch.setattr("hf_relpos.live.encoder.FEWEST", 1)
-        patch.setattr(live_encoder, "plan_of", noted)
+        patch.setattr("hf_relpos.live.call.FEWEST", 1)
+        patch.setattr(live_encoder, "note", noted)
         yield found
 
 
@@ -264,7 +263,7 @@ def test_optimize_obeys_the_dropout_modules(name, seed):
 
 
 def padding_by_the_mask_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(live_encoder, "is_padding", lambda setup, ids, real: ids is not None)
+    patch.setattr(EncoderCall, "other_ids", property(lambda call: 0 if "input_ids" in call.given else call.hidden))
 
 
 def keywords_by_the_signature(patch: pytest.MonkeyPatch) -> None:
@@ -307,33 +306,24 @@ def levels_unchecked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(probe, "differences", lambda found, expected, real: torch.zeros(len(real), dtype=torch.float64))
 
 
-def changed_calls(change: Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]]) -> Callable[..., None]:
-    """A fault in how a call is computed without its padding: `change` gets its plan and its arguments."""
+def changed_positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """Other position ids than the caller's, in calls without padding."""
 
     def put_back(patch: pytest.MonkeyPatch) -> None:
-        call = live_encoder.Plan.call
+        arguments = EncoderCall.arguments
 
-        def changed(plan, encoder, forward, setup, given):
-            plan, given = change(plan, given)
-            return call(plan, encoder, forward, setup, given)
+        def changed(call, positions):
+            given, by_token = arguments(call, positions)
+            ids = given.get("position_ids")
+            return given if ids is None else given | {"position_ids": change(ids).expand_as(ids)}, by_token
 
-        patch.setattr(live_encoder.Plan, "call", changed)
+        patch.setattr(EncoderCall, "arguments", changed)
 
     return put_back
 
 
-def changed_positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
-    """Other position ids than the caller's."""
-
-    def changed(plan, given):
-        ids = given.get("position_ids")
-        return plan, given if ids is None else given | {"position_ids": change(ids).expand_as(ids)}
-
-    return changed_calls(changed)
-
-
-def return_dict_forgotten(plan, given):
-    return replace(plan, as_tuple=False), given | ({"return_dict": True} if plan.as_tuple else {})
+def return_dict_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EncoderCall, "forward_as_asked", lambda call, compute, given: compute(given | {"return_dict": True}))
 
 
 # Faults of earlier versions: how each is put back, the test that finds it, and what that says.
@@ -341,7 +331,7 @@ CALLS, DROPOUT = test_optimize_calls_are_as_in_transformers, test_optimize_obeys
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Any, str]] = {
     "padding by the mask alone": (padding_by_the_mask_alone, CALLS, "other numbers in"),
     "keywords by the signature": (keywords_by_the_signature, CALLS, "TypeError.*unexpected keywords.* for {"),
-    "return_dict forgotten": (changed_calls(return_dict_forgotten), CALLS, "other outputs"),
+    "return_dict forgotten": (return_dict_forgotten, CALLS, "other outputs"),
     "signature of the wrapper": (signature_of_the_wrapper, CALLS, "another signature|other outputs"),  # of heads
     "rotary bases by the longest row": (bases_by_the_longest_row, CALLS, "other numbers in"),
     "levels unchecked": (levels_unchecked, CALLS, "other numbers in"),

@@ -240,7 +240,7 @@ def test_what_is_left_is_named_with_its_reason():
     talking = DebertaModel(DebertaConfig(**SIZES, **RELATIVE, talking_head=True))
     handle = attention_alone(talking)
     assert not handle.encoders and "left the model" in str(handle)
-    assert "no level computes what it does on a few rows (difference: own" in str(handle)
+    assert "no level computes what it does on a few rows (difference: attention alone" in str(handle)
 
     model = build("v3")
     attention = type(model.encoder.layer[1].attention.self)
@@ -286,9 +286,9 @@ def test_xlnet_predictions_under_a_permutation_go_to_stock():
 def test_decoders_are_left():
     """They attend to the left only, or half of a batch backwards."""
     for model, reason in (
-        (RoFormerModel(RoFormerConfig(**SIZES, is_decoder=True)), "difference: own"),
+        (RoFormerModel(RoFormerConfig(**SIZES, is_decoder=True)), "difference: attention alone"),
         (XLNetModel(XLNetConfig(**XLNET_SIZES, attn_type="uni")), "its own forward fails"),  # with a mask
-        (XLNetModel(XLNetConfig(**XLNET_SIZES, bi_data=True)), "own fails"),
+        (XLNetModel(XLNetConfig(**XLNET_SIZES, bi_data=True)), "attention alone fails"),
     ):
         handle = attention_alone(model)
         assert not handle.encoders and reason in handle.left[0].reason

@@ -17,7 +17,7 @@ from test_patch import attributes, same_objects
 from transformers import BertConfig, BertModel
 
 from hf_relpos import RelPosBertModel, optimize
-from hf_relpos.live import encoder as live_encoder
+from hf_relpos.live.verify import Verified
 from hf_relpos.models import patch
 
 
@@ -28,20 +28,20 @@ NAMES = ("BERT", "DeBERTa v2", "ALBERT")  # one of each level
 @pytest.mark.parametrize("name", NAMES)
 def test_undo_waits_for_calls_in_flight(name, monkeypatch):
     """A call that runs ends as it began, and one that begins meanwhile is Transformers' own."""
-    model, started, go_on, call = build(name), threading.Event(), threading.Event(), live_encoder.Plan.call
+    model, started, go_on, call = build(name), threading.Event(), threading.Event(), Verified.outputs
     inputs, kind = tokens(REAL, pad_of(model)), type(model)
 
-    def waits(plan, *args):
+    def waits(*args):
         started.set()
         assert go_on.wait(60)
-        return call(plan, *args)
+        return call(*args)
 
     def states():
         with torch.no_grad():
             return model(**inputs)[0]
 
     expected, handle = states(), optimize(model)
-    monkeypatch.setattr(live_encoder.Plan, "call", waits)
+    monkeypatch.setattr(Verified, "outputs", waits)
     with ThreadPoolExecutor(3) as pool:
         running = pool.submit(states)
         try:
@@ -95,7 +95,6 @@ import torch
 torch.set_num_threads(1)
 from encoders import build, pad_of, tokens
 from hf_relpos import optimize
-from hf_relpos.live.calls import CALLS
 
 real = torch.arange(40) < torch.tensor([40, 9, 22, 3])[:, None]
 model = build(sys.argv[2])
@@ -103,7 +102,7 @@ inputs, stock = tokens(real, pad_of(model)), type(model)
 handle, inside, end = optimize(model), threading.Event(), threading.Event()
 
 def call():
-    with CALLS.inside():
+    with handle._record.inside():
         inside.set()
         end.wait()
 

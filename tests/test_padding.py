@@ -4,11 +4,10 @@ import pytest
 import torch
 from oracles import ON_TOKENS, extra_inputs, padding, tiny_model
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel, optimize
 from hf_relpos.attention import call
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.unpadding import UnpaddedBatch
-from hf_relpos.live.encoder import Setup, is_padding
 from hf_relpos.models import modeling_relpos_bert
 from hf_relpos.models.capabilities import supported_implementations
 
@@ -43,27 +42,28 @@ def test_what_may_not_be_padding_stays(monkeypatch):
     """A hidden token that is not the padding token, such as ColBERT's, may be read; embeddings do not tell."""
     model = tiny_model(RelPosBertModel, "shaw")
     real, inputs = batch("shaw")
-    asked, whole = {"unpad_inputs": True}, {(1, sum(REAL))}
+    asked, whole = True, {(1, sum(REAL))}
 
-    def as_optimize_sets(encoder, rows):
-        ids = rows.tokens if rows.tokens.dim() == 2 else None
-        return is_padding(Setup("own", pads=(0,)), ids, rows.key_mask != 0)
-
-    def tokens(settings, **changes):
-        model.config.unpad_inputs = settings.get("unpad_inputs", False)
-        model.can_unpad = None if settings else as_optimize_sets
+    def tokens(unpad_inputs, **changes):
+        model.config.unpad_inputs = unpad_inputs
+        if not unpad_inputs:
+            with torch.no_grad(), optimize(model, precision=None) as handle:
+                model(**inputs | changes)
+                return {real.shape if handle.counts().computed == real.numel() else (1, handle.counts().computed)}
         seen = tokens_of_the_layers(model)
         with torch.no_grad():
             model(**inputs | changes)
+        for layer in model.encoder.layer:
+            layer.intermediate._forward_pre_hooks.clear()
         return set(seen)
 
     other = inputs["input_ids"].clone()
     other[0, 8] = 7
     embeddings = {"input_ids": None, "inputs_embeds": model.embeddings.word_embeddings(inputs["input_ids"])}
-    for settings in (asked, {}):
+    for settings in (asked, False):
         assert tokens(settings) == whole
         assert tokens(settings, input_ids=other) == {real.shape}
-    assert tokens(asked, **embeddings) == whole and tokens({}, **embeddings) == {real.shape}
+    assert tokens(asked, **embeddings) == whole and tokens(False, **embeddings) == {real.shape}
     monkeypatch.setattr(modeling_relpos_bert, "FEWEST_PADDING", int((~real).sum()) + 1)
     assert tokens(asked) == {real.shape}
     model.config.pad_token_id = None

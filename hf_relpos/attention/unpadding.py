@@ -5,11 +5,15 @@ Attention alone needs rows: those of about the same length are computed together
 (Portes et al. 2023, MosaicBERT, arXiv 2312.17482, §3.1.3, unpad likewise).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from ..host.tracing import is_traced
 from .context import moved
 
 
@@ -71,12 +75,14 @@ class UnpaddedBatch:
         batch: B.
         length: L.
         groups: of rows, in order.
+        kept: what a layer finds out for all layers of a call, such as the backend.
     """
 
     indices: torch.Tensor
     batch: int
     length: int
     groups: tuple[RowGroup, ...]
+    kept: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, real: torch.Tensor, read: slice = FIRST) -> "UnpaddedBatch | None":
@@ -112,6 +118,20 @@ class UnpaddedBatch:
             first, begin = last, begin + count
         return cls(indices, batch, length, tuple(groups))
 
+    @classmethod
+    def with_padding(cls, real: torch.Tensor) -> "UnpaddedBatch":
+        """Of a call that keeps its padding: one group with all L positions of all B rows.
+
+        States are (B, L, D) then. The group's `visible` hides the keys that are padding, and its `positions` are None.
+
+        Args:
+            real: (B, L), True for tokens.
+        """
+        rows, length = real.shape
+        visible = None if bool(real.all()) else real[:, None, None, :]
+        group = RowGroup(slice(None), torch.arange(rows), length, None, visible)
+        return cls(torch.arange(real.numel()), rows, length, (group,))
+
     def to(self, device: torch.device) -> "UnpaddedBatch":
         """The batch on a device. accelerate asks for it if a layer is not on the device of the input."""
         on_device: UnpaddedBatch = moved(self, device)
@@ -142,3 +162,38 @@ class UnpaddedBatch:
         """
         found = [group.tokens_of(attend(group, *(group.in_rows(each) for each in vectors))) for group in self.groups]
         return torch.cat(found).unflatten(0, vectors[0].shape[:2])
+
+
+@dataclass
+class Running:
+    """The batch of the call that is running, and what its encoder did with it.
+
+    Attributes:
+        is_used: whether the encoder asked for it.
+    """
+
+    batch: UnpaddedBatch
+    is_used: bool = False
+
+
+_running: ContextVar[Running | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def running(batch: UnpaddedBatch) -> Iterator[Running]:
+    """While the forward of an encoder runs, its parts find its batch by `take_batch`."""
+    found = Running(batch)
+    token = _running.set(found)
+    try:
+        yield found
+    finally:
+        _running.reset(token)
+
+
+def take_batch() -> UnpaddedBatch | None:
+    """The batch of this thread's call; None for a call that nobody has unpadded."""
+    found = None if is_traced() else _running.get()
+    if found is None:
+        return None
+    found.is_used = True
+    return found.batch

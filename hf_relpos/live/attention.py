@@ -1,18 +1,18 @@
 """Common parts of the accelerated attention modules: they map the states of a stock module to an attention call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..attention.backends import chunked as backend_chunked
-from ..attention.call import AttentionCall, LazyMask
+from ..attention.call import AttentionCall, LazyMask, SharedTerms
 from ..attention.context import AttentionContext
-from ..attention.dispatch import AUTO, run_attention
+from ..attention.dispatch import AUTO, choose, run_attention
 from ..attention.formula import Terms
-from ..attention.unpadding import RowGroup, UnpaddedBatch
-from .batch import take_batch
+from ..attention.unpadding import RowGroup, UnpaddedBatch, take_batch
+from .record import is_watching, note_attention
 
 
 class BatchAsMask:
@@ -76,10 +76,14 @@ def attend_to_batch(
         terms: of the offsets of the longest rows.
     """
     rate = rate_of(module.dropout)
+    shared: SharedTerms | None = None  # the longest rows come first, and others have their terms
 
     def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
+        nonlocal shared
         query, key, value = heads_of(*rows)
-        return attend_as_stock(module, query, key, value, terms, group.visible, rate)
+        shared = shared or SharedTerms(terms, None, offsets_in(batch, query), query)
+        kept = batch.kept.setdefault(group.tokens.start, {})
+        return attend_as_stock(module, query, key, value, terms, group.visible, rate, shared, kept)
 
     return batch.by_group(attend, *vectors)
 
@@ -92,6 +96,8 @@ def attend_as_stock(
     terms: Terms,
     mask: torch.Tensor | LazyMask | None,
     dropout: float,
+    shared: SharedTerms | None = None,
+    kept: dict[Hashable, Any] | None = None,
 ) -> torch.Tensor:
     """Attention of L tokens to each other by the best backend for the call.
 
@@ -100,23 +106,29 @@ def attend_as_stock(
         query: (B, H, L, d), and so are keys and values.
         mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, L); a LazyMask; or None.
         dropout: probability of dropping an attention weight, 0 where none is dropped.
+        shared, kept: of an `AttentionCall`.
 
     Returns:
         (B, L, H·d).
     """
     dtype = torch.promote_types(query.dtype, value.dtype)  # under autocast a bias may be float32
+    context = offsets_of(query, query.shape[2])
     call = AttentionCall(
         query.to(dtype),
         key.to(dtype),
         value.to(dtype),
         terms,
-        offsets_of(query, query.shape[2]),
+        context,
         mask=mask,
         dropout=dropout,
         needs_gradients=torch.is_grad_enabled(),
         # keys that several queries share are repeated already, and by the module Transformers would repeat them again
         layer=None if getattr(module, "num_key_value_groups", 1) > 1 else module,
+        shared=shared if shared is not None and shared.holds_for(context) else None,
+        kept=kept,
     )
+    if is_watching():
+        note_attention(f"this package's {choose(call)[0].name}")
     return run_attention(AUTO, call)[0].flatten(2)
 
 

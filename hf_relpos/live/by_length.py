@@ -5,16 +5,61 @@ groups: each costs its padded tokens, and as much again as a call of the encoder
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .batch import MismatchError
+from .call import EncoderCall, Level, MismatchError
 
 
 # A call of an encoder costs about as much time as so many tokens. See docs/results/benchmarks/cpu-encoder.md.
 TOKENS_OF_A_CALL = 60
+
+
+@dataclass(frozen=True)
+class ByLength(Level):
+    """The level.
+
+    Attributes:
+        positions: as of `EncoderCall.arguments`.
+        inner: levels that compute a part with the padding that it has; else the encoder's own forward does.
+        call_cost: of a call of the encoder, in tokens.
+    """
+
+    name = "by length"
+    positions: str | None = None
+    inner: tuple[Level, ...] = ()
+    call_cost: int = TOKENS_OF_A_CALL
+
+    def unsupported(self, call: EncoderCall) -> list[str]:
+        """As of every level."""
+        return [] if call.sides else ["padding stands inside of rows only"]
+
+    def run(self, call: EncoderCall) -> Any:
+        """As of every level."""
+        given, by_token = call.arguments(self.positions)
+
+        def compute(part: dict[str, Any]) -> Any:
+            inner = EncoderCall(call.encoder, call.forward, call.setup, part)
+            level = next((each for each in self.inner if not each.unsupported(inner)), None)
+            return call.forward(**part) if level is None else level.run(inner)
+
+        assert call.real is not None
+        return join(compute, given, by_token, call.by_row, call.real, self._parts(call))
+
+    def tokens(self, call: EncoderCall) -> int:
+        """As of every level."""
+        length = call.shape[1]
+        return sum(len(part.rows) * len(range(length)[part.columns]) for part in self._parts(call))
+
+    def for_check(self) -> "ByLength":
+        """In several parts, although its rows are short."""
+        return replace(self, call_cost=0)
+
+    def _parts(self, call: EncoderCall) -> "list[Part]":
+        assert call.real is not None
+        return parts_of(call.real, self.call_cost)
 
 
 @dataclass(frozen=True)
@@ -70,7 +115,7 @@ def groups_of(sizes: Sequence[int], call_cost: int) -> list[tuple[list[int], int
     return found
 
 
-def call(
+def join(
     forward: Callable[..., Any],
     given: dict[str, Any],
     by_token: Sequence[str],

@@ -8,10 +8,8 @@ see nothing of it.
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +17,11 @@ from torch import nn
 
 from ..host.transformers import CACHE_NAMES
 from ..models.modeling_relpos_bert import RelPosBertModel
-from . import contract
 from .arguments import parameters_of
-from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
+from .by_length import ByLength
+from .call import EncoderCall, Level, Setup
+from .contract import DELEGATE, Contract, Native, Own, WithPadding, take_over
+from .encoder import SETUP, optimized_forward, plan
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
@@ -32,7 +32,7 @@ from .substitute import MADE_OF, substitute_class
 LENGTHS = (20, 9, 5, 3)  # of the rows, in several groups
 # Windows up to this size are met by a row that is longer; wider ones are left to the mask functions.
 WIDEST_WINDOW = 256
-# Rotations whose angles depend on the length of the batch. Those of remote code are found by `with_length`.
+# Rotations whose angles depend on the length of the batch. Those of remote code are found by `Verified`.
 BY_BATCH = ("dynamic", "longrope")
 # Seconds that a call of a few tokens may take. Scans that pad to whole chunks take minutes where they have no kernels.
 SLOW = 10.0
@@ -47,21 +47,21 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
     """
     if any(hasattr(type(part), MADE_OF) for part in modules_in(encoder)):
         return "it is accelerated already"
-    if isinstance(encoder, RelPosBertModel) and encoder.can_unpad:
+    is_ours = isinstance(encoder, RelPosBertModel)
+    if is_ours and encoder.config.unpad_inputs:
         return "it takes padding out already"
     if keeps_padding and own is None:
         return "padding is left to Transformers"
-    if isinstance(encoder, RelPosBertModel):
-        return None
     if "forward" in vars(encoder):
         return "other code has replaced its forward method"
     devices = {each.device.type for each in encoder.parameters()} - {"cpu"}
     if devices:
-        return f"it is on {', '.join(sorted(devices))}, and only CPUs are served"
+        remedy = ": set config.unpad_inputs = True" if is_ours else ""
+        return f"it is on {', '.join(sorted(devices))}, and only CPUs are served{remedy}"
     config = getattr(encoder, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
     if keeps_padding and own is not None:
-        is_ours = own.level == "own" or chosen == contract.DELEGATE
+        is_ours = own.level == "own" or chosen == DELEGATE
         return None if is_ours else f"attn_implementation = {chosen!r}: attention is accelerated with 'sdpa'"
     # ways in which rows of a batch depend on each other that a few rows do not show
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in modules_in(encoder)):
@@ -102,63 +102,50 @@ def sparse_from(config: Any) -> int | None:
     return min((each + 1 for each in limits if each), default=None)
 
 
-def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
-    """The setup of an encoder with code of others, once batches of a length are checked, too; it is stored.
-
-    What the rows of `Check` do not show appears in longer ones: windows, blocks, scales and rotations by the length.
-
-    Args:
-        batch: rows of the call, which bound those of the check, and so its memory.
-    """
-    stock, trial = shadow(encoder, has_memory=False), shadow(encoder, has_memory=False)
-    del vars(stock)[SETUP]
-    vars(trial)[SETUP] = replace(setup, checked=None, is_trial=True)
-    most = getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or length
-    step = min(2 ** (length - 1).bit_length(), 1024)  # up to which power of two, or multiple of 1,024
-    longer = min(-(-length // step) * step, max(most, length))
-    found = replace(setup, trained=max(setup.checked or 0, length // 2) + 1)
-    for size in dict.fromkeys((longer, length)):
-        # no row is as long as the batch, since some rotations keep the tables of the longest input that they have seen
-        lengths = (size * 7 // 8, size * 5 // 8, 3)[: max(batch, 2)]
-        probe = Probe(encoder, lengths, setup.pads, setup.sides, setup.trusts_mask, size)
-        with suppress(Exception):  # of a model that ends before
-            expected = outputs_of(stock, probe.inputs)
-            if probe.agreement(trial, expected, tolerance_of(encoder), probe.inputs)[0] == setup.sides:
-                found = replace(setup, checked=size)
-                break
-    vars(encoder)[SETUP] = found
-    return found
-
-
 class Check:
     """The levels of one encoder, tried on a shadow of it."""
 
-    def __init__(self, encoder: Any, setup: Setup) -> None:
+    def __init__(self, encoder: Any, setup: Setup, own: OwnParts | None) -> None:
         """
         Args:
             encoder: of the model that was given.
-            setup: what is asked for. Without sides padding stays, and attention of our own is tried alone.
+            setup: what is known. Without sides padding stays, and attention of our own is tried alone.
+            own: parts of our own for it.
         """
-        self.encoder, self.tolerance = encoder, tolerance_of(encoder)
+        self.encoder, self.own, self.tolerance = encoder, own, tolerance_of(encoder)
         self.trial = shadow(encoder, has_memory=False)
-        self.names, _ = parameters_of(type(encoder).forward)
         config = getattr(encoder, "config", None)
         known, foreign = kinds_in(encoder)
         limits = [each for each in (rotations_by_batch(encoder), sparse_from(config)) if each is not None]
-        limit, trusted = min(limits, default=None), known | foreign
-        self.base = replace(setup, trained=limit, trusted=trusted, is_trial=True)
-        self.levels: list[Level] = ["by length"] if setup.sides else []
-        attention = getattr(config, "_attn_implementation", None)
-        if setup.own is not None:
-            self.levels.insert(0, setup.own.level)
-        elif not foreign and attention in (contract.DELEGATE, contract.NAME):
-            self.levels.insert(0, "contract")
-        self.is_foreign = bool(foreign)
         window, longest = getattr(config, "sliding_window", None), LENGTHS[0]
         if isinstance(window, int) and longest < window + 2 <= WIDEST_WINDOW:
             longest = window + 2
-        self.two_sided = None if any(getattr(part, "is_causal", False) for part in modules_in(encoder)) else window
+        self.window = None if any(getattr(part, "is_causal", False) for part in modules_in(encoder)) else window
         self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in (longest, *LENGTHS[1:]))
+        self.base = replace(
+            setup,
+            limit=min(limits, default=None),
+            trusted=known | foreign,
+            is_foreign=bool(foreign),
+            checked=self.lengths[0],
+        )
+
+    def levels(self) -> Iterator[tuple[Level, ...]]:
+        """Ways to compute an encoder, the fastest first; of each the levels that differ by the position ids."""
+        places = ("columns", "counted")
+        takes_places = "position_ids" in parameters_of(type(self.encoder).forward)[0]
+        window, config = self.window, getattr(self.encoder, "config", None)
+        if isinstance(self.encoder, RelPosBertModel):
+            if not self.base.is_foreign:
+                yield (Native(),)
+        elif self.own is not None:
+            kind = Own if self.own.level == "own" else Contract
+            found = [kind(positions, window if kind is Contract else None, self.own) for positions in places]
+            yield tuple(found) if self.base.sides else (WithPadding(self.own),)
+        elif not self.base.is_foreign and getattr(config, "_attn_implementation", None) == DELEGATE:
+            yield tuple(Contract(positions, window) for positions in places)
+        if self.base.sides:
+            yield (ByLength(), ByLength("columns")) if takes_places else (ByLength(),)
 
     def setup(self) -> Setup | str:
         """The setup of the first level that agrees; or why none does."""
@@ -168,7 +155,7 @@ class Check:
         try:
             longest, *others = self.lengths
             # the code of others may return the longest row's states alone, so that no row is as long as the batch
-            lengths = (longest - 1 if self.is_foreign else longest, *others)
+            lengths = (longest - 1 if self.base.is_foreign else longest, *others)
             self.probe = Probe(self.trial, lengths, self.base.pads, SIDES, self.base.trusts_mask, longest)
             expected = outputs_of(self.trial, self.probe.inputs)
         except Exception as error:  # whatever the code of others raises
@@ -177,27 +164,26 @@ class Check:
             return f"its own forward takes {seconds:.0f} s for a few tokens, too long to try others"
         base = replace(self.base, returns_cache=self._returns_cache())
         reasons = []
-        for level in self.levels:
-            window = self.two_sided if level == "contract" else None
-            own = None if level == "by length" else base.own
-            best = self._best(replace(base, level=level, own=own, window=window), expected)
+        for levels in self.levels():
+            best = self._best(base, levels, expected)
+            level = best.levels[0]
             if not best.sides:
                 is_computed = math.isfinite(best.difference)
-                reasons.append(f"{level} {best.difference:.0e}" if is_computed else f"{level} fails")
+                reasons.append(f"{level.name} {best.difference:.0e}" if is_computed else f"{level.name} fails")
                 continue
-            if level == "by length":
+            if level.name == ByLength.name:
                 again = outputs_of(self.trial, self.probe.inputs, seed=1)
                 if differences(again, expected, self.probe.real).max() > self.tolerance:
                     return "its own outputs differ from call to call: it draws random numbers, or has a state"
-            if self.is_foreign:
-                best = replace(best, trains=self._trains(best), checked=self.lengths[0], recheck=with_length)
-            return replace(best, sides=best.sides if base.sides else (), own=own, is_trial=False)
+            if base.is_foreign:
+                best = replace(best, trains=self._trains(best))
+            return replace(best, sides=best.sides if base.sides else (), levels=with_others(level, self.own))
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:
         if self.probe.inputs.keys().isdisjoint(MEMORIES):
             return False
-        short = {name: each[:1, :2] for name, each in self.probe.inputs.items() if name not in MEMORIES}
+        short = {name: True if name in MEMORIES else each[:1, :2] for name, each in self.probe.inputs.items()}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 outputs = shadow(self.encoder)(**short)
@@ -216,44 +202,44 @@ class Check:
         # running means and the like, which each part of a batch would move
         if not all(map(torch.equal, stock.buffers(), self.trial.buffers())):
             return False
-        found = self._tried(replace(setup, sides=SIDES), expected, without_dropout(self.trial))
+        found = self._tried(setup, setup.levels[0], expected, without_dropout(self.trial))
         return {*setup.sides} <= {*found.sides}
 
-    def _best(self, setup: Setup, expected: dict[str, Any]) -> Setup:
-        """The setup of a level that agrees on most sides, with the position ids that this takes."""
-        choices: tuple[str | None, ...] = (None,)
-        if "position_ids" in self.names:
-            choices = (None, "columns") if setup.level == "by length" else ("columns", "counted")
+    def _best(self, setup: Setup, levels: Iterable[Level], expected: dict[str, Any]) -> Setup:
+        """The setup of the level that agrees on most sides."""
         found: list[Setup] = []
-        for positions in choices:
-            found.append(self._tried(replace(setup, positions=positions), expected, shadow(self.trial)))
+        for level in levels:
+            found.append(self._tried(setup, level, expected, shadow(self.trial)))
             if found[-1].sides == SIDES:
                 break
         return max(found, key=lambda each: (len(each.sides), -each.difference))
 
-    def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
-        """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
-        if setup.own is not None:  # the rows of the check are short
-            setup = replace(setup, own=replace(setup.own, serves_short=True))
+    def _tried(self, setup: Setup, level: Level, expected: dict[str, Any], trial: Any) -> Setup:
+        """The setup with the sides on which a level agrees, and its difference there; if on none, the least of one."""
+        setup = replace(setup, levels=(level,), sides=(), difference=math.inf)
+        tried = replace(setup.for_check(), sides=SIDES)
         try:
-            apply_to(trial, setup)
+            apply_to(trial, tried)
         except TypeError:  # of classes that refuse subclasses
-            return replace(setup, sides=(), difference=math.inf)
-        plan = plan_of(trial, setup, self.names, self.probe.inputs)
-        if plan is None or (plan.batch is None) != (setup.level == "by length"):
-            return replace(setup, sides=(), difference=math.inf)
+            return setup
+        if not plan(EncoderCall(trial, trial.forward, tried, self.probe.inputs))[0]:
+            return setup
         sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.probe.inputs)
         return replace(setup, sides=sides, difference=difference)
 
 
+def with_others(level: Level, own: OwnParts | None) -> tuple[Level, ...]:
+    """A level that agrees, and those for calls that it does not compute."""
+    alone = () if own is None or level.name == ByLength.name else (WithPadding(own, own.serves_short),)
+    if not isinstance(level, Contract):
+        return alone or (level,)
+    return (level, ByLength(level.positions, inner=alone), *alone)
+
+
 def apply_to(encoder: Any, setup: Setup) -> None:
     """Let the forward of an encoder follow a setup."""
-    if isinstance(encoder, RelPosBertModel):
-        encoder.can_unpad = partial(may_unpad, setup)
-        return
     if setup.own is not None:
         setup.own.give(encoder)
     encoder.__class__ = substitute_class(type(encoder), optimized_forward)
     vars(encoder)[SETUP] = setup
-    if setup.level == "contract":
-        contract.replace_attention(encoder, contract.DELEGATE, contract.NAME)
+    take_over()

@@ -1,14 +1,15 @@
 """Level `contract`: an encoder without padding, by the interfaces of Transformers that its attention goes through.
 
-The encoder runs unchanged on one row with the real tokens of all rows, (1, T). Two functions are registered with
-Transformers under `NAME`: the mask function hands the layers a `GroupMask` in place of a mask of T × T, and the
-attention function computes the groups of rows of about the same length that it holds, each as Transformers would
-compute a batch of these rows, with the mask that Transformers makes for them. So causal masks, windows and
-two-sided attention need no code here. All other calls go to `sdpa`.
+The encoder runs unchanged on one row with the real tokens of all rows, (1, T). Two functions stand before those that
+Transformers has registered as `sdpa`: the mask function hands the layers a `GroupMask` in place of a mask of T × T,
+and the attention function computes the groups of rows of about the same length that it holds, each as Transformers
+would compute a batch of these rows, with the mask that Transformers makes for them. So causal masks, windows and
+two-sided attention need no code here. All other calls, and those of other models, they hand on.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,14 +17,14 @@ from torch import nn
 
 from ..attention.formula import Table, Terms, toeplitz_table
 from ..attention.sliding_window import SlidingWindowMask
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import UnpaddedBatch, running, take_batch
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
-from .attention import attend_as_stock, offsets_in
-from .batch import MismatchError, running, take_batch
+from .attention import attend_as_stock, offsets_in, prefer_backend
+from .call import EncoderCall, Level, MismatchError
 from .foreign import modules_in
+from .record import note_attention
 
 
-NAME = "hf_relpos"  # of both functions, and so the value of `config._attn_implementation`
 DELEGATE = "sdpa"
 # Rows of so many windows are computed by window. See docs/results/benchmarks/cpu-encoder.md.
 MANY_WINDOWS = 8
@@ -68,7 +69,7 @@ class GroupMask:
             else:
                 sizes = {"batch_size": len(group.rows), "q_length": length, "kv_length": length}
                 own = {**given, **sizes, "q_offset": 0, "kv_offset": 0, "attention_mask": is_token}
-                masks.append(ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](**own))
+                masks.append(_delegates[1](**own))
         return cls(batch, tuple(masks))
 
 
@@ -91,11 +92,30 @@ def window_of(mask_function: Any, about: int) -> int | None:
     return window if 0 < window <= about and all(map(torch.equal, seen, near)) else None
 
 
+def closed_over(function: Any) -> Iterator[Any]:
+    """What a function that was composed of others has in its closures, in depth."""
+    waiting, seen = [function], {id(function)}
+    while waiting:
+        for cell in getattr(waiting.pop(), "__closure__", None) or ():
+            value = cell.cell_contents
+            for each in value if isinstance(value, tuple | list) else (value,):
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    waiting.append(each)
+                    yield each
+
+
 def make_mask(*args: Any, **kwargs: Any) -> Any:
-    """The mask function: the running batch's `GroupMask`, or Transformers' own mask."""
+    """The mask function: the running batch's `GroupMask`, or Transformers' own mask.
+
+    Raises:
+        MismatchError: for a pattern by a tensor of the batch, such as documents, which has other indices in a group.
+    """
     batch = take_batch()
-    if batch is None:
-        return ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE](*args, **kwargs)
+    if batch is None or kwargs["batch_size"] * kwargs["q_length"] != len(batch.indices):  # that of a part with masks
+        return _delegates[1](*args, **kwargs)
+    if any(isinstance(each, torch.Tensor) and each.dim() for each in closed_over(kwargs.get("mask_function"))):
+        raise MismatchError("its masks are made of an argument by token")
     return GroupMask.of(batch, kwargs)
 
 
@@ -118,9 +138,10 @@ def attend(
     Returns:
         (1, T, H, d), and None for the weights.
     """
-    delegate = ALL_ATTENTION_FUNCTIONS[DELEGATE]
+    delegate = _delegates[0]
     if not isinstance(attention_mask, GroupMask):
         return delegate(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    note_attention(f"Transformers' {DELEGATE}, {len(attention_mask.masks)} groups of rows")
     masks, position_bias = iter(attention_mask.masks), kwargs.pop("position_bias", None)
     bias: tuple[Table, ...] = ()
     if position_bias is not None:
@@ -145,38 +166,180 @@ def attend(
     return out.unflatten(-1, (-1, sizes[2])), None
 
 
-def call(encoder: Any, forward: Any, given: dict[str, Any], by_token: Iterable[str], batch: UnpaddedBatch) -> Any:
-    """The outputs of an encoder; states of padding are zeros.
+@dataclass(frozen=True)
+class Contract(Level):
+    """The level.
 
-    Args:
-        forward: of the encoder's class, bound to it.
-        given: its arguments by name.
-        by_token: names of those that are tensors (B, L, …).
-
-    Raises:
-        MismatchError: if the encoder takes its masks otherwise, or has other outputs than states and a pooled state.
+    Attributes:
+        positions: as of `EncoderCall.arguments`.
+        window: of local layers, whose rows of many windows are computed by window; None for none.
+        own: an `OwnParts`, the parts of the encoder that are replaced, too; None for none.
     """
-    inside = {name: batch.remove(given[name]) for name in by_token}
-    # with a mask, position ids that begin again are not taken for documents in a row
-    inside["attention_mask"] = torch.ones(1, len(batch.indices), dtype=torch.long)
-    with running(batch) as found:
-        outputs = forward(**{**given, **inside})
-    fields = {name for name in outputs if outputs[name] is not None} if isinstance(outputs, Mapping) else set()
-    if not found.is_used or not {"last_hidden_state"} <= fields <= {"last_hidden_state", "pooler_output"}:
-        raise MismatchError(f"{type(encoder).__name__} has other masks or outputs than the contract")
-    outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
-    if "pooler_output" in fields:
-        outputs["pooler_output"] = encoder.pooler(outputs["last_hidden_state"])
-    return outputs
+
+    name = "contract"
+    positions: str | None = "columns"
+    window: int | None = None
+    own: Any = None
+
+    def reaches(self, length: int) -> bool:
+        """Whether rows of a length have many windows."""
+        return self.window is not None and length >= MANY_WINDOWS * self.window
+
+    def unsupported(self, call: EncoderCall) -> list[str]:
+        """As of every level."""
+        found = [f"{name!r} has entries for rows" for name in call.by_row]
+        if call.wants("output_hidden_states"):
+            found.append("it asks for hidden states")
+        if call.shape[0] == 1 and not call.is_windowed:
+            found.append("one row is no batch")
+        if not attends_by(call.encoder):
+            found.append("another attention function was chosen after optimize")
+        if call.unpadded is None:
+            found.append("padding stands inside of a row")
+        return found
+
+    def run(self, call: EncoderCall) -> Any:
+        """As of every level."""
+        given, by_token = call.arguments(self.positions)
+        batch = call.unpadded
+        assert batch is not None
+        inside = {name: batch.remove(given[name]) for name in by_token}
+        # with a mask, position ids that begin again are not taken for documents in a row
+        inside["attention_mask"] = torch.ones(1, len(batch.indices), dtype=torch.long)
+        return call.forward_as_asked(functools.partial(self._run, call, batch), {**given, **inside})
+
+    def _run(self, call: EncoderCall, batch: UnpaddedBatch, inside: dict[str, Any]) -> Any:
+        with running(batch) as found:
+            outputs = call.forward(**inside)
+        fields = {name for name in outputs if outputs[name] is not None} if isinstance(outputs, Mapping) else set()
+        if not found.is_used or not {"last_hidden_state"} <= fields <= {"last_hidden_state", "pooler_output"}:
+            raise MismatchError(f"{type(call.encoder).__name__} has other masks or outputs than the contract")
+        outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
+        if "pooler_output" in fields:
+            outputs["pooler_output"] = call.encoder.pooler(outputs["last_hidden_state"])
+        return outputs
+
+    def tokens(self, call: EncoderCall) -> int:
+        """As of every level."""
+        return call.shape[0] * call.shape[1] - call.hidden
+
+    def attention_in(self, encoder: Any) -> list[Any]:
+        """As of every level."""
+        found: list[Any] = [] if self.own is None else self.own.attention_in(encoder)
+        return found
 
 
-def replace_attention(encoder: nn.Module, old: str, new: str) -> None:
-    """Replace the name of an attention function in the configurations of an encoder."""
+class Own(Contract):
+    """Level `own`: the same for encoders whose attention gets the batch from its own parts."""
+
+    name = "own"
+
+    def unsupported(self, call: EncoderCall) -> list[str]:
+        """As of every level."""
+        return [each for each in super().unsupported(call) if "attention function" not in each]
+
+
+class Native(Level):
+    """Level `own` of this package's models, which compute a batch that they are given."""
+
+    name = "own"
+
+    def unsupported(self, call: EncoderCall) -> list[str]:
+        """As of every level."""
+        found = [f"config.{name} is set" for name in ("conv_kernel_size", "memory_length") if call.wants(name)]
+        if call.given.get("memory") is not None or call.given.get("memory_sink") is not None:
+            found.append("it has a memory")
+        if call.wants("output_hidden_states"):
+            found.append("it asks for hidden states")
+        if call.unpadded is None:
+            found.append("padding stands inside of a row")
+        return found
+
+    def run(self, call: EncoderCall) -> Any:
+        """As of every level."""
+        assert call.unpadded is not None
+        with running(call.unpadded):
+            return call.forward(**call.given)
+
+    def tokens(self, call: EncoderCall) -> int:
+        """As of every level."""
+        return call.shape[0] * call.shape[1] - call.hidden
+
+    def attention_in(self, encoder: Any) -> list[Any]:
+        """As of every level."""
+        return list(encoder.encoder.layer)
+
+
+@dataclass(frozen=True)
+class WithPadding(Level):
+    """Attention of this package for calls that keep their padding.
+
+    Attributes:
+        own: an `OwnParts`, the parts of the encoder that are replaced.
+        serves_short: whether they compute calls of any length.
+    """
+
+    name = "attention alone"
+    removes_padding = False
+    own: Any
+    serves_short: bool = False
+
+    def unsupported(self, call: EncoderCall) -> list[str]:
+        """As of every level."""
+        found = []
+        if self.own.level == "contract" and not attends_by(call.encoder):
+            found.append("another attention function was chosen after optimize")
+        if not self.serves_short and not prefer_backend(call.shape[0], call.config.num_attention_heads, call.shape[1]):
+            found.append("its attention is as fast in Transformers, for rows this short")
+        if not self.own.serves_short and call.has_empty_row:
+            found.append("a row has no token, whose queries attend to all keys in Transformers")
+        return found
+
+    def run(self, call: EncoderCall) -> Any:
+        """As of every level."""
+        assert call.real is not None
+        with running(UnpaddedBatch.with_padding(call.real)):
+            return call.forward_as_asked(lambda given: call.forward(**given), call.given)
+
+    def tokens(self, call: EncoderCall) -> int:
+        """As of every level."""
+        return call.shape[0] * call.shape[1]
+
+    def attention_in(self, encoder: Any) -> list[Any]:
+        """As of every level."""
+        found: list[Any] = self.own.attention_in(encoder)
+        return found
+
+    def for_check(self) -> "WithPadding":
+        """For the short rows of a check, too."""
+        return replace(self, serves_short=True)
+
+
+def attends_by(encoder: Any) -> bool:
+    """Whether an encoder attends by the interfaces that `take_over` has replaced, in all of its parts."""
     for part in modules_in(encoder):
-        config: Any = getattr(part, "config", None)
-        if getattr(config, "_attn_implementation_internal", None) == old:
-            config._attn_implementation_internal = new
+        config: Any = vars(part).get("config")
+        if getattr(config, "_attn_implementation", None) not in (DELEGATE, None):
+            return False
+    return ALL_ATTENTION_FUNCTIONS[DELEGATE] is attend and ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE] is make_mask
 
 
-ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, make_mask)
+# Transformers' attention and mask function, which `attend` and `make_mask` call.
+_delegates = (ALL_ATTENTION_FUNCTIONS[DELEGATE], ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE])
+
+
+def take_over() -> None:
+    """Let `attend` and `make_mask` see what Transformers' `sdpa` is called with; without a batch they hand it on.
+
+    So configurations keep the name of their attention, which models ask for.
+    """
+    global _delegates
+    found = ALL_ATTENTION_FUNCTIONS[DELEGATE], ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE]
+    if found == (attend, make_mask):
+        return
+    _delegates = (
+        _delegates[0] if found[0] is attend else found[0],
+        _delegates[1] if found[1] is make_mask else found[1],
+    )
+    ALL_ATTENTION_FUNCTIONS.register(DELEGATE, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(DELEGATE, make_mask)

@@ -13,10 +13,10 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import UnpaddedBatch, take_batch
 from ..schemes.deberta import KINDS, disentangled_terms, in_float32, rows_in_use
 from .attention import BatchAttention, attend_to_batch, offsets_in, split_heads
-from .batch import MismatchError, take_batch
+from .call import MismatchError
 from .substitute import stock_file
 
 

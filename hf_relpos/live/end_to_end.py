@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from .arguments import parameters_of
+from .call import Setup
 from .check import LENGTHS, apply_to
-from .encoder import Setup
 from .foreign import kinds_in
 from .probe import SIDES, Probe, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
@@ -37,7 +36,7 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
     common = tuple(side for side in SIDES if all(side in each.sides for each in inside.values()))
     if not common:
         return (), False, reader
-    limit = min((each.trained - 1 for each in inside.values() if each.trained is not None), default=LENGTHS[0])
+    limit = min((each.limit - 1 for each in inside.values() if each.limit is not None), default=LENGTHS[0])
     name, first = next(iter(inside.items()))
     probe = Probe(root.get_submodule(name), [min(each, limit) for each in LENGTHS], first.pads, common)
     stock, trial = shadow(root, has_memory=False), shadow(root, has_memory=False)
@@ -47,7 +46,7 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
         except Exception:  # another signature; the code of others raises what it likes
             continue
         for name, setup in inside.items():
-            apply_to(trial.get_submodule(name), replace(setup, is_trial=True))
+            apply_to(trial.get_submodule(name), setup.for_check())
         sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
         trains = _agree_in_training(stock, trial, probe, inputs, {*sides})
         return sides, trains, "" if sides == common else reader

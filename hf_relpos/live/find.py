@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import parameters_of
-from .encoder import TOKENS
+from .call import TOKENS
 
 
 DEPTH = 3  # attributes of attributes of attributes

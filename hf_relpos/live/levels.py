@@ -5,16 +5,16 @@ from typing import Any
 
 from torch import nn
 
-from ..models.modeling_relpos_bert import RelPosBertModel
 from ..products.weight_cache import CachingLinear, forget
-from . import contract
+from .call import Setup
 from .check import Check, apply_to, refusal
-from .encoder import SETUP, Setup
+from .encoder import SETUP
 from .end_to_end import sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
 from .own import give_speech, own_parts
 from .probe import SIDES, padding_tokens
+from .record import Record
 from .substitute import MADE_OF, OURS, stock_class
 
 
@@ -61,11 +61,12 @@ class Skipped:
     reason: str
 
 
-def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
+def take_padding_out(found: Found, padding: str, record: Record) -> list[Encoder | Skipped]:
     """Let the encoders in a module compute batches without their padding.
 
     Args:
         padding: one of `PADDINGS`.
+        record: of their calls.
 
     Returns:
         What became of each of them.
@@ -89,7 +90,7 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
         place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
         if isinstance(setup, Setup):
             allowed = tuple(side for side in setup.sides if side in sides)
-            setup = replace(setup, sides=allowed, trains=setup.trains and trains)
+            setup = replace(setup, sides=allowed, trains=setup.trains and trains, record=record)
             if setup.sides or setup.own is not None:
                 reports.append(_changed(place, kind, encoder, setup, reader))
                 continue
@@ -106,8 +107,8 @@ def _setup_of(encoder: Any, found: Found, padding: str) -> Setup | str:
         return reason
     pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
     sides = () if padding == "stock" else SIDES
-    setup = Setup("own", own, sides, pads, trusts_mask=padding == "mask", trusted=known)
-    return replace(setup, sides=("right",)) if isinstance(encoder, RelPosBertModel) else Check(encoder, setup).setup()
+    setup = Setup((), sides, pads, trusts_mask=padding == "mask", trusted=known)
+    return Check(encoder, setup, own).setup()
 
 
 def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> Encoder:
@@ -119,28 +120,25 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     """
     apply_to(encoder, setup)
     in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
-    if isinstance(encoder, RelPosBertModel):
-        effect = "; ".join(["padding is taken out", *in_training])
-        return Encoder(place, kind, len(encoder.encoder.layer), "own", 0.0, effect)
-    layers = 0 if setup.own is None else len(setup.own.attention_in(encoder))
+    layers = len(setup.levels[0].attention_in(encoder))
     effects = [] if setup.own is None else [setup.own.effect]
     if setup.sides:
         where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
         effects.append(
             f"padding{where} is taken out, its hidden states are zeros "
-            f"(level {setup.level}, difference {setup.difference:.0e})"
+            f"(level {setup.levels[0].name}, difference {setup.difference:.0e})"
         )
         if setup.returns_cache:
             argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
             effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
-        if setup.trained is not None:
-            effects.append(f"not of batches of {setup.trained} tokens and more, whose length changes what it computes")
+        if setup.limit is not None:
+            effects.append(f"not of batches of {setup.limit} tokens and more, whose length changes what it computes")
         effects += in_training
     if reader:
         effects.append(reader if setup.sides else f"padding stays: {reader}")
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
-    level, difference = (setup.level, setup.difference) if setup.sides else ("", 0.0)
+    level, difference = (setup.levels[0].name, setup.difference) if setup.sides else ("", 0.0)
     return Encoder(place, kind, layers, level, difference, "; ".join(effects))
 
 
@@ -157,10 +155,7 @@ def restore_attention(model: nn.Module) -> None:
 def restore(module: Any) -> None:
     """Give a module the class and the attention that it had before `optimize`."""
     own = vars(module)
-    if isinstance(module, RelPosBertModel):
-        own.pop("can_unpad", None)
-    if own.pop(SETUP, None) is not None:
-        contract.replace_attention(module, contract.NAME, contract.DELEGATE)
+    own.pop(SETUP, None)
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)

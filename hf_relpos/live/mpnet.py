@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import UnpaddedBatch, take_batch
 from .attention import BatchAsMask, BatchAttention, attend_to_batch, offsets_in, split_heads
-from .batch import take_batch
 
 
 class Stack(BatchAsMask):

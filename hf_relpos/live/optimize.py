@@ -1,6 +1,7 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -10,15 +11,17 @@ from ..products.cpu_gemm import FastLinear, Library, limit_caches, linear_librar
 from ..products.low_precision import KINDS, int8_rates
 from ..products.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
-from .calls import CALLS
 from .comparison import Agreement, Comparison, Sample
 from .find import layers_in, modules_of
 from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
 from .precision import choose
+from .record import Answer, Counts, Record, watching
 from .splade import take_maxima_first
+from .verify import WHEN, Verified
 
 
 PRECISIONS = ("float32", "bfloat16", "int8", "auto")
+VERIFY = "HF_RELPOS_VERIFY"  # environment variable: the default of `verify`
 BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
 
 
@@ -46,13 +49,15 @@ class Optimized:
     choices: str = ""
     copies: str = ""
     _modules: list[nn.Module] | None = field(default_factory=list, repr=False)
+    _record: Record = field(default_factory=Record, repr=False)
+    _root: Any = field(default=None, repr=False)
 
     def undo(self) -> None:
         """Give the modules that this call changed what they had, once calls in flight have ended.
 
         A second call does nothing.
         """
-        with CALLS.none():
+        with self._record.none():
             self.refresh()
             while self._modules:
                 restore(self._modules.pop())
@@ -66,6 +71,24 @@ class Optimized:
         for module in self._modules or ():
             forget(module)
             forget_projections(module)
+
+    def counts(self) -> Counts:
+        """What became of the calls of its encoders until now: by level, with their tokens, and why padding stayed."""
+        return self._record.counts
+
+    def explain(self, *args: Any, **inputs: Any) -> list[Answer]:
+        """Call the object that was given, and say what each of its encoders' calls got, and why.
+
+        Args:
+            args, inputs: as of the object's own call; or a function and its arguments.
+
+        Returns:
+            An answer for each call of an encoder; `print` them to read them.
+        """
+        call, *args = args if args and callable(args[0]) else (self._root, *args)  # type: ignore[assignment]
+        with torch.no_grad(), watching() as found:
+            call(*args, **inputs)
+        return [replace(each, products=self.products) for each in found]
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +108,12 @@ class Optimized:
 
 
 def optimize(
-    model: Any, precision: str | None = "float32", unpad: bool = True, sample: Sample = None, padding: str = "zeros"
+    model: Any,
+    precision: str | None = "float32",
+    unpad: bool = True,
+    sample: Sample = None,
+    padding: str = "zeros",
+    verify: str | None = None,
 ) -> Optimized:
     """Make a loaded model faster on the CPU, in place, without another format or runtime.
 
@@ -116,13 +144,17 @@ def optimize(
         padding: what becomes of padding. "zeros": it is taken out where the mask is 0 and the token is the padding
             token. "mask": where the mask is 0, whatever the token, and also of `inputs_embeds`. "stock": calls with
             padding are left to Transformers.
+        verify: which calls in evaluation are computed both ways, by their level and by Transformers, whose outputs are
+            returned. "first call": the first of each kind of arguments, length and padding; a kind that differs is
+            left to Transformers, with a warning. "always", "every 1000": further ones, too. "load": none. None for the
+            environment variable HF_RELPOS_VERIFY, or "first call".
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
 
     Raises:
         TypeError: if `model` is no module and holds none.
-        ValueError: for an unknown precision or padding, for "int8", "auto" or a sample and a module without a
+        ValueError: for an unknown precision, padding or verify, for "int8", "auto" or a sample and a module without a
             PreTrainedModel inside, and for texts and no tokenizer.
 
     Example:
@@ -140,29 +172,28 @@ def optimize(
         raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}, None")
     if padding not in PADDINGS:
         raise ValueError(f"padding = {padding!r} is not one of {', '.join(map(repr, PADDINGS))}")
+    record = Record(Verified(verify or os.environ.get(VERIFY) or WHEN[0]))
     limit_caches()
     library = linear_library()  # before anything is changed, since the environment may be wrong
     roots = [each.module for each in found]
     wanted = sample is not None or precision in ("int8", "auto")
     comparison = Comparison(model, roots[0], sample) if wanted else None
-    before = [(module, _state_of(module)) for root in roots for module in root.modules()]
+    before = [(module, type(module)) for root in roots for module in root.modules()]
     try:
-        reports = [report for each in found for report in take_padding_out(each, padding if unpad else "stock")]
+        reports = [
+            report for each in found for report in take_padding_out(each, padding if unpad else "stock", record)
+        ]
         encoders = tuple(each for each in reports if isinstance(each, Encoder))
-        handle = Optimized(encoders, tuple(each for each in reports if isinstance(each, Skipped)), None, "")
+        skipped = tuple(each for each in reports if isinstance(each, Skipped))
+        handle = Optimized(encoders, skipped, None, "", _record=record, _root=model)
         _change_products(roots, precision, library, comparison, handle)
-        handle._modules = [module for module, state in before if _state_of(module) != state]
+        handle._modules = [module for module, kind in before if type(module) is not kind]
         return handle
     except BaseException:
-        for module, state in before:
-            if _state_of(module) != state:
+        for module, kind in before:
+            if type(module) is not kind:
                 restore(module)
         raise
-
-
-def _state_of(module: nn.Module) -> tuple[Any, ...]:
-    """What `optimize` changes of a module."""
-    return type(module), vars(module).get("can_unpad")
 
 
 def _change_products(

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import UnpaddedBatch, take_batch
 from .attention import BatchAttention, attend_to_batch, split_heads
-from .batch import take_batch
 
 
 class Sinusoids:

@@ -58,6 +58,7 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
         if is_watched(module):  # hooks of others are not called
             own |= {name: type(own[name])() for name in HOOKS}
         own["training"] = False
+        own |= {name: value.without_record() for name, value in own.items() if hasattr(value, "without_record")}
         config = own.get("config")
         if config is not None and not isinstance(config, ModuleType):
             if id(config) not in configs:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .batch import running, take_batch
+from ..attention.unpadding import running, take_batch
 from .contract import GroupMask
 
 

@@ -9,11 +9,10 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import UnpaddedBatch, take_batch
 from ..products.cpu_gemm import linear
 from .arguments import wants
 from .attention import attend_to_batch, offsets_in, split_heads
-from .batch import take_batch
 from .substitute import stock_file
 
 

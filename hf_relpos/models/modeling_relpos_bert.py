@@ -5,7 +5,7 @@ BERT.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from transformers.utils import logging
 from ..attention.call import SharedTerms
 from ..attention.context import AttentionContext, LayerInputs
 from ..attention.dispatch import AUTO
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import UnpaddedBatch, take_batch
 from ..files import apply_umask
 from ..host.tracing import has_contents, is_traced
 from ..host.transformers import (
@@ -205,11 +205,13 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch.
 
     A position is padding if its mask is 0 and its id is that of the padding token: others may be read, such as the
-    query tokens of ColBERT. Of `inputs_embeds` the mask alone tells, and counts if `config.unpad_inputs` is set.
+    query tokens of ColBERT. Of `inputs_embeds` the mask alone tells. `optimize` decides itself, and gives the batch.
     """
-    config, mask, can_unpad = model.config, rows.key_mask, model.can_unpad
+    if (batch := take_batch()) is not None:
+        return batch
+    config, mask = model.config, rows.key_mask
     if (
-        not (config.unpad_inputs or can_unpad)
+        not config.unpad_inputs
         or mask is None
         or config.chunk_size_feed_forward
         or config.conv_kernel_size  # a convolution reads neighbouring tokens
@@ -219,19 +221,14 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     ):
         return None
     hidden = mask == 0
-    if can_unpad is None or config.unpad_inputs:
-        pad = -1 if config.pad_token_id is None else config.pad_token_id
-        is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
-    else:
-        is_padding = can_unpad(model.encoder, rows)
+    pad = -1 if config.pad_token_id is None else config.pad_token_id
+    is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
     return UnpaddedBatch.of(~hidden) if is_padding else None
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     """BERT's encoder (or decoder) with relative positions."""
 
-    # Whether padding may be taken out of a call, whatever the configuration says; `optimize` sets it on a live model.
-    can_unpad: Callable[[nn.Module, Rows], bool] | None = None
     encoder: RelPosBertEncoder
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):

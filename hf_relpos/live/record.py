@@ -1,0 +1,207 @@
+"""What became of the calls of optimized encoders: how many by each level, and why others were left to Transformers."""
+
+import logging
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+
+logger = logging.getLogger("hf_relpos.live")
+# A reason by which at least so many tokens are computed for each one that counts is a warning, not an information.
+TWICE = 2
+
+
+class Reason(NamedTuple):
+    """Why a call keeps its padding, or is computed by Transformers.
+
+    Attributes:
+        kind: when it applies, as in docs/live.md; calls are counted by it.
+        text: the same with the numbers of the call, and what to do about it.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call of an encoder gets.
+
+    Attributes:
+        encoder: name of its class.
+        level: of docs/live.md; "Transformers" for its own forward.
+        given: B·L, the tokens of the call with its padding.
+        computed: how many of them are computed.
+        real: how many of them the mask shows.
+        reasons: why padding stays, or why Transformers computes it.
+        attention: who computes it, in words.
+        products: of linear layers.
+    """
+
+    encoder: str
+    level: str
+    given: int
+    computed: int
+    real: int
+    reasons: tuple[Reason, ...] = ()
+    attention: tuple[str, ...] = ()
+    products: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.encoder}: level {self.level}, {self.computed} of {self.given} tokens are computed"]
+        lines[0] += f"; attention: {', '.join(self.attention)}" if self.attention else ""
+        lines += [f"  {reason.text}" for reason in self.reasons]
+        return "\n".join([*lines, *([f"  products: {self.products}"] if self.products else [])])
+
+
+@dataclass
+class Counts:
+    """Calls of optimized encoders.
+
+    Attributes:
+        calls: how many, by level; "Transformers" for those left to it.
+        given: tokens of these calls, with their padding.
+        computed: tokens that were computed.
+        left: how many calls kept their padding, or were left to Transformers, by reason.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    given: int = 0
+    computed: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**vars(self), "calls": dict(self.calls), "left": dict(self.left)}
+
+    def __str__(self) -> str:
+        calls = ", ".join(f"{count} by {level}" for level, count in self.calls.most_common())
+        lines = [f"calls: {calls or 'none'}; {self.computed} of {self.given} tokens computed"]
+        return "\n".join([*lines, *(f"  {count} ×: {reason}" for reason, count in self.left.most_common())])
+
+
+_watched: ContextVar[list[Answer] | None] = ContextVar("watched", default=None)
+_attention: ContextVar[dict[str, None] | None] = ContextVar("attention", default=None)
+
+
+def note_attention(name: str) -> None:
+    """Note who computes attention, if somebody wants to know."""
+    if (noted := _attention.get()) is not None:
+        noted[name] = None
+
+
+def is_watching() -> bool:
+    """Whether somebody wants to know what calls of this thread get."""
+    return _watched.get() is not None
+
+
+class Record:
+    """Of the encoders that one call of `optimize` changed.
+
+    It knows which threads are inside a call of theirs, so that `undo` lets calls in flight end right. Calls that begin
+    while `undo` waits begin after it.
+    """
+
+    def __init__(self, verified: Any = None) -> None:
+        """
+        Args:
+            verified: which calls were computed both ways, a `Verified`.
+        """
+        self.counts, self.verified = Counts(), verified
+        self._renew()
+        _records.add(self)
+
+    def _renew(self) -> None:
+        self.changed = threading.Condition()
+        self.depths: dict[int, int] = {}
+        self.changing: int | None = None  # the thread that changes models
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"verified": self.verified}  # a pickle begins anew
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def note(self, answer: Answer, is_loud: bool) -> None:
+        """Count a call, and log a reason that was not met before.
+
+        Args:
+            is_loud: whether its reason is a warning.
+        """
+        watched, noted = _watched.get(), _attention.get()
+        if watched is not None and noted is not None:
+            watched.append(replace(answer, attention=tuple(noted)))
+            noted.clear()
+        with self.changed:
+            counts, reason = self.counts, next(iter(answer.reasons), None)
+            counts.calls[answer.level] += 1
+            counts.given += answer.given
+            counts.computed += answer.computed
+            is_new = reason is not None and reason.kind not in counts.left
+            if reason is not None:
+                counts.left[reason.kind] += 1
+        if is_new and reason is not None:
+            logger.log(logging.WARNING if is_loud else logging.INFO, "%s: %s", answer.encoder, reason.text)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """A call of this thread."""
+        thread = threading.get_ident()
+        with self.changed:
+            if thread not in self.depths:
+                self.changed.wait_for(lambda: self.changing in (None, thread))
+            self.depths[thread] = self.depths.get(thread, 0) + 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.depths[thread] -= 1
+                if not self.depths[thread]:
+                    del self.depths[thread]
+                    self.changed.notify_all()
+
+    @contextmanager
+    def none(self) -> Iterator[None]:
+        """No other thread is inside a call; those that were have ended theirs."""
+        thread = threading.get_ident()
+        with self.changed:
+            self.changed.wait_for(lambda: self.changing in (None, thread))
+            before, self.changing = self.changing, thread
+            self.changed.wait_for(lambda: not self.depths.keys() - {thread})
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.changing = before
+                self.changed.notify_all()
+
+
+@contextmanager
+def watching() -> Iterator[list[Answer]]:
+    """What calls of this thread get, while the context lasts."""
+    found: list[Answer] = []
+    tokens = _watched.set(found), _attention.set({})
+    try:
+        yield found
+    finally:
+        _watched.reset(tokens[0])
+        _attention.reset(tokens[1])
+
+
+_records: weakref.WeakSet[Record] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    """In a forked process: locks of threads that are not there."""
+    for each in list(_records):
+        each._renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
