@@ -63,8 +63,8 @@ def convert(
     """Write a checkpoint of one of `families.FAMILIES` or of this package as a relpos_bert folder with its tokenizer.
 
     The result is written to a temporary folder, read back, compared, and renamed to `out`. After an error `out` is
-    unchanged. Before a training this is tried with the untrained model, so that nothing is refused after it. A result that fails a threshold of `ConversionReport.failed_thresholds` is written with a
-    `PoorConversionWarning`.
+    unchanged. Before a training this is tried with the untrained model, so that nothing is refused after it. A result
+    that fails a threshold of `ConversionReport.failed_thresholds` is written with a `PoorConversionWarning`.
 
     Args:
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
