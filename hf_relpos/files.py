@@ -108,9 +108,17 @@ def _renamed(partial: Path, target: Path) -> bool:
     return True
 
 
+def _remove(partial: Path, missing: Iterable[Path]) -> None:
+    """Remove an unfinished folder, and the parents that were made for it."""
+    shutil.rmtree(partial, ignore_errors=True)
+    for parent in missing:
+        with suppress(OSError):
+            parent.rmdir()
+
+
 @contextmanager
 def atomic_folder(
-    target: Path, overwrite: bool = False, check: Callable[[Path], object] | None = None
+    target: Path, overwrite: bool = False, check: Callable[[Path], object] | None = None, keep: bool = True
 ) -> Iterator[Path]:
     """A temporary folder that is renamed to `target` when the block ends, and removed when it raises.
 
@@ -122,6 +130,7 @@ def atomic_folder(
     Args:
         check: is called with a folder that is about to be replaced, already renamed, so that no other process changes
             it; one that it refuses, by raising, gets its name back.
+        keep: False to remove the temporary folder at the end: a trial, which leaves nothing.
 
     Raises:
         FileExistsError: when `target` exists at the end and may not be overwritten.
@@ -131,6 +140,9 @@ def atomic_folder(
     try:
         partial.mkdir(parents=True)
         yield partial
+        if not keep:
+            _remove(partial, missing)
+            return
         try:
             while not _renamed(partial, target):
                 if not overwrite:
@@ -146,10 +158,7 @@ def atomic_folder(
             raise
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:  # KeyboardInterrupt too
-        shutil.rmtree(partial, ignore_errors=True)
-        for parent in missing:
-            with suppress(OSError):
-                parent.rmdir()
+        _remove(partial, missing)
         raise
     finally:
         if replaced.exists():  # it cannot be removed; or has lost its name to another process, and was not to be

@@ -306,14 +306,27 @@ def test_fill_buffers_names_what_nobody_can_know(table, reason, memory, tmp_path
     assert hf_relpos.unfilled_buffers(model) == {} == hf_relpos.unfilled_buffers(Tables(TablesConfig(table=table)))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ("gte", "llama") if kind in transformers.CONFIG_MAPPING])
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, **FACTORS}
+KINDS = [("llama", DYNAMIC), ("llama", LONGROPE)]
+KINDS += [("gte", DYNAMIC)] if "gte" in transformers.CONFIG_MAPPING else []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind, rope", KINDS)
 @torch.no_grad()
-def test_fill_buffers_leaves_transformers_own_tables(kind):
+def test_fill_buffers_leaves_transformers_own_tables(kind, rope):
     """A long call has changed them, and the class knows the length."""
-    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     config = transformers.AutoConfig.for_model(
-        kind, vocab_size=60, max_position_embeddings=16, pad_token_id=0, rope_parameters=rope, **sizes
+        kind, max_position_embeddings=16, pad_token_id=0, rope_parameters=dict(rope), **SIZES
     )
     model = AutoModel.from_config(config).eval()
     first = model.rotary_emb.inv_freq.clone()
@@ -321,6 +334,62 @@ def test_fill_buffers_leaves_transformers_own_tables(kind):
     changed = model.rotary_emb.inv_freq.clone()
     assert not torch.equal(first, changed)
     assert hf_relpos.fill_buffers(model) == [] and torch.equal(model.rotary_emb.inv_freq, changed)
+    assert hf_relpos.unfilled_buffers(model) == {} == hf_relpos.unfilled_buffers(copy.deepcopy(model))
+    model.rotary_emb.inv_freq *= 1.01
+    assert list(hf_relpos.unfilled_buffers(model)) == ["rotary_emb.inv_freq"]
+
+
+def emptied(dtype=torch.float32, **more):
+    """A Llama that was built on the meta device and got memory, and its weights, as for FSDP; and a sound one."""
+    config = transformers.LlamaConfig(**SIZES, max_position_embeddings=16, **more)
+    sound = transformers.LlamaModel(config).eval().to(dtype)
+    with torch.device("meta"):
+        model = transformers.LlamaModel(config).eval().to(dtype)
+    model.to_empty(device="cpu").load_state_dict(sound.state_dict())
+    for buffer in model.buffers():
+        buffer.data.fill_(7)
+    return model, sound
+
+
+ROTATIONS = ["rotary_emb.inv_freq", "rotary_emb.original_inv_freq"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_fill_buffers_after_to_empty(dtype):
+    model, sound = emptied(dtype)
+    assert list(hf_relpos.unfilled_buffers(model)) == ROTATIONS
+    assert hf_relpos.fill_buffers(model) == ROTATIONS and hf_relpos.fill_buffers(model) == []
+    assert torch.equal(model(IDS)[0], sound(IDS)[0])
+    assert hf_relpos.unfilled_buffers(model) == {} == hf_relpos.unfilled_buffers(sound.half().float())
+
+
+@torch.no_grad()
+def test_fill_buffers_after_to_empty_leaves_what_was_written():
+    model, _ = emptied()
+    model.rotary_emb.inv_freq.copy_(torch.ones(4))
+    model.rotary_emb.original_inv_freq = torch.ones(4)
+    assert list(hf_relpos.unfilled_buffers(model)) == ROTATIONS
+    with pytest.warns(UserWarning, match=r"original_inv_freq \(changed"):
+        assert hf_relpos.fill_buffers(model) == []
+
+
+@torch.no_grad()
+def test_unfilled_buffers_whose_load_nobody_saw(monkeypatch):
+    """What is not of the class is named, and so is what cannot be compared; what was seen to be given is believed."""
+    (model, _), random = emptied(), Tables(TablesConfig(table="random"))
+    assert hf_relpos.unfilled_buffers(random) == {}
+    monkeypatch.setattr(buffers, "allocations", {})
+    assert list(hf_relpos.unfilled_buffers(model)) == ROTATIONS
+    assert set(hf_relpos.unfilled_buffers(random).values()) == {None}
+    with pytest.warns(UserWarning, match="filled where nobody saw it, and drawn at random"):
+        assert hf_relpos.fill_buffers(random) == []
+
+    def build(*arguments, **options):
+        raise ValueError("needs a file")
+
+    monkeypatch.setattr(buffers, "_build", build)
+    assert hf_relpos.unfilled_buffers(model) == dict.fromkeys(ROTATIONS)
 
 
 def test_unfilled_buffers_of_what_cannot_be_built():

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import write_modules
+from folders import assert_not_converted, write_modules
 from launching import run_command
 from oracles import tiny_config, tiny_sizes
 from safetensors.torch import load_file, save_file
@@ -27,7 +28,7 @@ from transformers import (
 )
 
 import hf_relpos
-from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, training
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, files, training
 from hf_relpos.conversion import ConversionError, PoorConversionWarning, convert
 from hf_relpos.conversion.build import fold
 from hf_relpos.conversion.held_out import processor_name
@@ -342,6 +343,63 @@ def test_an_option_without_sense_is_refused_before_any_work(small, tmp_path, mon
     with pytest.raises(ConversionError, match=rf"method_options\['{option}'\] = {value}"):
         distil(small, tmp_path / "out", method_options={option: value})
     assert not list(tmp_path.iterdir())
+
+
+# Refused before the first step ---------------------------------------------------------------------------------------
+
+
+def full(*arguments, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def link_out(source, patch):
+    (source / "tokenizer_config.json").rename(source.parent / "elsewhere")
+    (source / "tokenizer_config.json").symlink_to("../elsewhere")
+
+
+def broken_length(source, patch):
+    write_modules(source, "Pooling", pooling_mode_mean_tokens=True)
+    (source / "sentence_bert_config.json").write_text("{")
+
+
+def full_at(name):
+    """The disk is full where a file of that name is written."""
+
+    def spoil(source, patch):
+        write = files.write_text
+        patch.setattr(files, "write_text", lambda path, text: full() if Path(path).name == name else write(path, text))
+        patch.setattr("hf_relpos.conversion.card.write_text", files.write_text)
+
+    return spoil
+
+
+# What is spoilt, the folder to write, and words of the error.
+LATE = {
+    "link": (link_out, "out", "tokenizer_config.json: a link out of the folder"),
+    "length": (broken_length, "out", "sentence_bert_config.json: not readable"),
+    "weights": (lambda source, patch: patch.setattr(RelPosBertForMaskedLM, "save_pretrained", full), "out", "space"),
+    "report": (full_at("conversion.json"), "out", "free some space"),
+    "card": (full_at("README.md"), "out", "free some space"),
+    "copy": (lambda source, patch: patch.setattr(shutil, "copyfile", full), "out", "free some space"),
+    "name": (None, "o" * 240, "File name too long"),
+    "parents": (None, f"new/{'p' * 300}/out", "File name too long"),
+    "mounted": (lambda source, patch: patch.setattr("os.path.ismount", os.path.isdir), "there", "a disk is mounted"),
+    "file": (None, "text.txt", "is a file"),
+    "inside": (None, "bert/out", "lies in the source"),
+}
+
+
+@pytest.mark.parametrize("spoil, out, words", LATE.values(), ids=LATE)
+def test_convert_refuses_before_the_first_step(small, tmp_path, monkeypatch, spoil, out, words):
+    source = shutil.copytree(small / "bert", tmp_path / "bert")
+    shutil.copyfile(small / "text.txt", tmp_path / "text.txt")
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(training, "distil", lambda *arguments, **options: pytest.fail("a step was made"))
+    with monkeypatch.context() as patch:
+        if spoil is not None:
+            spoil(source, patch)
+        given = {"texts": tmp_path / "text.txt", "method_options": FEW | {"length": 128}, "overwrite": True}
+        assert_not_converted(source, tmp_path / out, match=words, within=tmp_path, **given)
 
 
 # Poor results --------------------------------------------------------------------------------------------------------

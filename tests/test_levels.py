@@ -79,6 +79,24 @@ def pair(name):
     return stock, ours, optimize(ours)
 
 
+def outcome(model, ids):
+    try:
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids))[0].shape
+    except (IndexError, RuntimeError) as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)], ids=str)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
+def test_optimize_empty_batches(name, shape):
+    """The same outputs, or the same error, as the model's own."""
+    stock = build(name).eval()
+    model, ids = copy.deepcopy(stock), torch.zeros(shape, dtype=torch.long)
+    optimize(model)
+    assert outcome(model, ids) == outcome(stock, ids)
+
+
 @pytest.mark.parametrize("padding", PADDING)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *SCHEMES])
 @torch.no_grad()

@@ -187,6 +187,19 @@ def test_positions_with_gaps(name, backend):
     assert difference(second.last_hidden_state, full[:, 5:]) <= 1e-5
 
 
+@every_taker
+def test_select_rows_of_a_memory(name):
+    """In another order, and more than once; the memory itself stays."""
+    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True, memory_length=8)
+    ids, rows = token_ids(3, 9), torch.tensor([2, 0, 0, 1])
+    _, memory = by_segments(model, ids[:, :5], [5])
+    got, _ = by_segments(model, ids[rows, 5:], [4], memory.select(rows))
+    expected, _ = by_segments(model, ids[:, 5:], [4], memory)
+    assert difference(got, expected[rows]) <= 1e-5
+    none = memory.select(torch.tensor([], dtype=torch.long))
+    assert none.mask.shape == (0, 5) and {tuple(state.shape[:2]) for state in none.states} == {(0, 5)}
+
+
 @pytest.mark.covering(3)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @encoder_and_decoder

@@ -499,6 +499,28 @@ def test_generation_with_left_padding(name, backend, how):
     assert_rows_as_alone(model, [8, 5, 1], how)
 
 
+@pytest.mark.parametrize("way", [{"num_beams": 3}, {"do_sample": True, "top_k": 20}], ids=["beams", "sampling"])
+@pytest.mark.parametrize("how", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ON_TOKENS)
+def test_several_returned_sequences_with_a_cache(name, how, way):
+    """As without a cache, from the same random numbers, also of a padded row."""
+    model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True)
+    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "pad_token_id": 0, "num_return_sequences": 3, **way}
+    ids, real = token_ids(2, 8), padding([8, 5], 8).flip(1)
+    found = []
+    for cache in ("no cache", how):
+        torch.manual_seed(1)
+        found.append(model.generate(ids * real, attention_mask=real.long(), **settings, **GENERATION[cache]))
+    assert found[0].shape == (6, 13) and torch.equal(*found)
+    assert len(set(map(tuple, found[0].tolist()))) == 6
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)], ids=str)
+def test_empty_batches(shape):
+    with raises(ValueError, "input_ids", shape):
+        tiny_model(RelPosBertModel, "shaw")(torch.zeros(shape, dtype=torch.long))
+
+
 # the mask of a static cache does not tell where a row begins, which those with absolute positions must know
 WINDOWED = [(*pair, how) for pair in PAIRS for how in ("dynamic", "static") if how == "dynamic" or pair[0] in RELATIVE]
 

@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES
 from sentence_transformers import (
     CrossEncoder,
+    CrossEncoderTrainer,
+    CrossEncoderTrainingArguments,
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from test_convert import bert
 from transformers import AutoTokenizer
@@ -27,6 +30,8 @@ from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel, conv
 
 A_FEW_SCHEMES = pytest.mark.parametrize("scheme", FEW_FEATURE_SCHEMES)
 TOLERANCE = 1e-5
+SETTINGS = {"max_steps": 2, "per_device_train_batch_size": 3, "learning_rate": 0.001, "logging_steps": 1}
+SETTINGS |= {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
 OTHERS = ["the sky is blue .", "the dog ran on the road .", "a big red bird sat under a tree ."]
 
 
@@ -45,6 +50,16 @@ def mean_states(model, words, texts):
 
 def encode(sentences, texts=TEXTS):
     return sentences.encode(texts, batch_size=3, convert_to_tensor=True, show_progress_bar=False)
+
+
+def assert_trained(trainer, expected):
+    """The first loss is the expected one, the second smaller, and tables change."""
+    before = {name: each.clone() for name, each in trainer.model.state_dict().items() if "distance_embedding." in name}
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert abs(losses[0] - expected) < 1e-3 and losses[1] < losses[0]  # the log has four digits
+    after = trainer.model.state_dict()
+    assert before and all(not torch.equal(after[name], value) for name, value in before.items())
 
 
 def agree(one, other):
@@ -74,20 +89,13 @@ def test_sentence_encoders_are_trained(scheme, tmp_path):
     sentences = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     one, other = (torch.nn.functional.normalize(mean_states(model, words, texts)) for texts in (TEXTS, OTHERS))
     expected = torch.nn.functional.cross_entropy(20 * one @ other.T, torch.arange(len(TEXTS)))
-    settings = {"max_steps": 2, "per_device_train_batch_size": 3, "learning_rate": 0.001, "logging_steps": 1}
-    settings |= {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
     trainer = SentenceTransformerTrainer(
         sentences,
-        SentenceTransformerTrainingArguments(str(tmp_path / "run"), **settings),
+        SentenceTransformerTrainingArguments(str(tmp_path / "run"), **SETTINGS),
         train_dataset=Dataset.from_dict({"anchor": TEXTS, "positive": OTHERS}),
         loss=MultipleNegativesRankingLoss(sentences),
     )
-    before = {name: each.clone() for name, each in sentences.state_dict().items() if "distance_embedding." in name}
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert abs(losses[0] - expected) < 1e-3 and losses[1] < losses[0]  # the log has four digits
-    after = sentences.state_dict()
-    assert before and all(not torch.equal(after[name], value) for name, value in before.items())
+    assert_trained(trainer, expected)
     sentences.save_pretrained(str(tmp_path / "trained"))
     assert torch.equal(encode(SentenceTransformer(str(tmp_path / "trained"), device="cpu")), encode(sentences))
 
@@ -194,3 +202,21 @@ def test_cross_encoders_score_pairs(scheme, tmp_path):
     assert sorted(each["corpus_id"] for each in ranked) == [0, 1, 2]
     ranker.save_pretrained(str(tmp_path / "ranker"))
     agree(predict(CrossEncoder(str(tmp_path / "ranker"), device="cpu")), scores)  # weights in memory begin elsewhere
+
+
+@A_FEW_SCHEMES
+def test_cross_encoders_are_trained(scheme, tmp_path):
+    """The first loss is the formula's, and the model that was trained is the one that is saved."""
+    model, words = saved_model(RelPosBertForSequenceClassification, scheme, tmp_path / "model", num_labels=1)
+    ranker, labels = CrossEncoder(str(tmp_path / "model"), device="cpu"), [1.0, 0.0, 1.0]
+    logits = pair_logits(model, words)[:, 0]
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(labels))
+    trainer = CrossEncoderTrainer(
+        ranker,
+        CrossEncoderTrainingArguments(str(tmp_path / "run"), **SETTINGS),
+        train_dataset=Dataset.from_dict({"one": TEXTS, "other": OTHERS, "label": labels}),
+        loss=BinaryCrossEntropyLoss(ranker),
+    )
+    assert_trained(trainer, expected)
+    ranker.save_pretrained(str(tmp_path / "trained"))
+    agree(predict(CrossEncoder(str(tmp_path / "trained"), device="cpu")), predict(ranker))

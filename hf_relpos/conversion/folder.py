@@ -218,6 +218,10 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
     check_free(out, overwrite)
     if target.exists():
         check_replaceable(out, target)
+        if os.path.ismount(target):
+            raise ConversionError(
+                f"out = '{out}' is where a disk is mounted, which cannot be replaced; choose a folder in it"
+            )
     try:  # now, not after minutes of training
         check_writable(next(parent for parent in target.parents if parent.exists()) / target.name)
     except OSError as error:
@@ -226,14 +230,17 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
 
 
 @contextmanager
-def new_folder(out: str | Path, target: Path, overwrite: bool) -> Iterator[Path]:
+def new_folder(out: str | Path, target: Path, overwrite: bool, keep: bool = True) -> Iterator[Path]:
     """`atomic_folder` for `check_target`, in which a user may have added files in the meantime.
+
+    Args:
+        keep: False for a trial, as there.
 
     Raises:
         ConversionError: for a folder that cannot be written, and as `check_replaceable`.
     """
     try:
-        with atomic_folder(target, overwrite, partial(check_replaceable, out)) as unfinished:
+        with atomic_folder(target, overwrite, partial(check_replaceable, out), keep) as unfinished:
             yield unfinished
     except (OSError, SafetensorError) as error:
         raise ConversionError(describe_write_error(error, target)) from error

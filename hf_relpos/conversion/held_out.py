@@ -27,17 +27,11 @@ PAIR_LENGTH, PAIR_TOKENS = 128, 4096
 SPEED_RUNS = 5
 
 
-def held_out_fidelity(
-    student: RelPosBertPreTrainedModel,
-    teacher: RelPosBertPreTrainedModel,
-    tokenizer: Any,
-    conversion: Conversion,
-    progress: ProgressCallback,
-) -> dict[str, Any]:
-    """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
+def held_out_rows(conversion: Conversion, tokenizer: Any) -> dict[int, list[list[int]]]:
+    """Rows of text that is not trained on, by length; none for a length that the text does not fill.
 
-    `skipped` lists the lengths that the text does not fill. If the source reads segment pairs, `pairs` has the token
-    cosine in each segment.
+    Raises:
+        ConversionError: as `gather`.
     """
     limit = conversion.limit
     lengths = [length for length in LENGTHS if length <= limit] or [limit]
@@ -47,19 +41,39 @@ def held_out_fidelity(
         lengths.append(length)
         tokens = max(EVALUATED_TOKENS, 2 * length)
         windows += gather(conversion, tokenizer, "check", tokens, (length,), seed, 0.0).ids
-    rows_by_length = _cut(tokenizer, windows, lengths)
-    if not rows_by_length:
-        return {"skipped": f"no held-out text fills {min(lengths)} tokens; give more text"}
+    return _cut(tokenizer, windows, lengths)
+
+
+def held_out_fidelity(
+    student: RelPosBertPreTrainedModel,
+    teacher: RelPosBertPreTrainedModel,
+    tokenizer: Any,
+    rows_by_length: dict[int, list[list[int]]],
+    conversion: Conversion,
+    progress: ProgressCallback,
+) -> dict[str, Any]:
+    """The content of `details["fidelity"]`: agreement by length, or the reason why it cannot be measured.
+
+    `skipped` lists the lengths that the text does not fill. If the source reads segment pairs, `pairs` has the token
+    cosine in each segment.
+
+    Args:
+        rows_by_length: from `held_out_rows`.
+    """
+    limit, seed = conversion.limit, conversion.given.seed
+    filled = {length: rows for length, rows in rows_by_length.items() if rows}
+    if not filled:
+        return {"skipped": f"no held-out text fills {min(rows_by_length)} tokens; give more text"}
     mask = tokenizer.mask_token_id if has_mlm_head(student) and has_mlm_head(teacher) else None
-    result = fidelity(teacher, student, rows_by_length, mask_token_id=mask, seed=seed, progress=progress)
-    for length in sorted(set(lengths) - set(rows_by_length)):
+    result = fidelity(teacher, student, filled, mask_token_id=mask, seed=seed, progress=progress)
+    for length in sorted(set(rows_by_length) - set(filled)):
         result.skipped[length] = f"no held-out text fills {length:,} tokens; give more text"
     found = result.to_dict()
     layout = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None
     if layout is not None:
-        most = min(limit, max(PAIR_LENGTH, min(rows_by_length)))
-        length = max(length for length in rows_by_length if length <= most)
-        chosen = Windows(rows_by_length[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
+        most = min(limit, max(PAIR_LENGTH, min(filled)))
+        length = max(length for length in filled if length <= most)
+        chosen = Windows(filled[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
         pairs = pair_windows(chosen, layout, 1.0, length, conversion.given.seed)
         if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split
             found["pairs"] = _pair_fidelity(student, teacher, pairs)
@@ -116,7 +130,7 @@ def _pair_fidelity(
 
 
 def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[int, list[list[int]]]:
-    """Rows of each length, special tokens included, cut from evenly chosen windows."""
+    """Rows of each length, special tokens included, cut from evenly chosen windows; perhaps none."""
     before, after = special_tokens(tokenizer)
     rows_by_length: dict[int, list[list[int]]] = {}
     for length in lengths:
@@ -127,7 +141,6 @@ def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[i
             rows += [
                 [*before, *body[start : start + inner], *after] for start in range(0, len(body) - inner + 1, inner)
             ]
-        if rows:
-            step = max(1, len(rows) // max(1, EVALUATED_TOKENS // length))
-            rows_by_length[length] = rows[::step][: max(4, EVALUATED_TOKENS // length)]
+        step = max(1, len(rows) // max(1, EVALUATED_TOKENS // length))
+        rows_by_length[length] = rows[::step][: max(4, EVALUATED_TOKENS // length)]
     return rows_by_length

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..attention.dispatch import AUTO
 from ..checkpoints.errors import ConversionError
-from ..console import ProgressCallback, progress_bar
+from ..console import ProgressCallback, progress_bar, spinner
 from ..data.batching import pad_rows
 from ..data.windows import Windows
 from ..evaluation.inspection import has_mlm_head
@@ -20,7 +20,7 @@ from ..live.optimize import optimize
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..products.cpu_gemm import linear_library, multiplies_bfloat16
 from .build import build_teacher, fold
-from .held_out import held_out_fidelity, processor_name, speed
+from .held_out import held_out_fidelity, held_out_rows, processor_name, speed
 from .plan import Conversion
 from .texts import SHORT_STEPS, learning_windows, shared_first_token
 
@@ -50,6 +50,9 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
     """
     _check_options(model, conversion)
     tokenizer = load_tokenizer(conversion.spec.folder, model.config.vocab_size, local_files_only=True)
+    with spinner("reading the text", conversion.given.progress):
+        windows, held_out = learning_windows(conversion, tokenizer, model), held_out_rows(conversion, tokenizer)
+    conversion.try_writing()
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), build_teacher(conversion).float()
@@ -61,13 +64,15 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
     is_fast = conversion.device.type == "cpu" and multiplies_bfloat16() and linear_library().allowed
     fast = "bfloat16" if is_fast else "float32"
     conversion.details["computed"] = {"student": fast, "teacher": "float32", "on": processor_name(conversion.device)}
-    with progress_bar(console, not console.quiet, first="reading the text") as progress:
+    with progress_bar(console, not console.quiet) as progress:
         # unpad=False: the hidden states of padding are needed
         with optimize(student, fast, unpad=False), optimize(teacher, "float32", unpad=False):
-            conversion.details["distillation"] = _distil(student, teacher, tokenizer, conversion, console, progress)
+            conversion.details["distillation"] = _distil(student, teacher, windows, conversion, console, progress)
         trained = time.process_time()
         with optimize(student, "float32", unpad=False), optimize(teacher, "float32", unpad=False):
-            conversion.details["fidelity"] = held_out_fidelity(student, teacher, tokenizer, conversion, progress)
+            conversion.details["fidelity"] = held_out_fidelity(
+                student, teacher, tokenizer, held_out, conversion, progress
+            )
     conversion.details["cpu_seconds"] = {"distillation": trained - began, "check": time.process_time() - trained}
     conversion.details["speed"] = speed(student, teacher)
     model.to("cpu", dtype)  # type: ignore[arg-type]  # Transformers' decorator hides self
@@ -95,17 +100,16 @@ def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> 
 def _distil(
     student: RelPosBertPreTrainedModel,
     teacher: RelPosBertPreTrainedModel,
-    tokenizer: Any,
+    windows: Windows,
     conversion: Conversion,
     console: Console,
     progress: ProgressCallback,
 ) -> dict[str, Any]:
-    """Train the student in place and add `text` to the details; returns the report of the training."""
+    """Train the student in place; returns the report of the training."""
     from ..training import distil  # imports the Trainer
     from ..training.losses import DEFAULT_LOSSES
 
     options, limit = conversion.options, conversion.limit
-    windows = learning_windows(conversion, tokenizer, student)
     if conversion.source_config.has_absolute_table:
         _fold(student, teacher, windows, conversion)
     for model in (student, teacher):

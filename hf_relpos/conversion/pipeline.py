@@ -13,7 +13,7 @@ from ..checkpoints.errors import PoorConversionWarning, conversion_errors
 from ..checkpoints.weights import read_tensors
 from ..console import spinner
 from ..families.recognition import choose_head
-from ..families.tensors import rename_and_validate
+from ..families.tensors import Checkpoint, rename_and_validate
 from ..files import write_json
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..version import __version__
@@ -63,8 +63,8 @@ def convert(
     """Write a checkpoint of one of `families.FAMILIES` or of this package as a relpos_bert folder with its tokenizer.
 
     The result is written to a temporary folder, read back, compared, and renamed to `out`. After an error `out` is
-    unchanged. A result that fails a threshold of `ConversionReport.failed_thresholds` is written with a
-    `PoorConversionWarning`.
+    unchanged. Before a training this is tried with the untrained model, so that nothing is refused after it. A result
+    that fails a threshold of `ConversionReport.failed_thresholds` is written with a `PoorConversionWarning`.
 
     Args:
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
@@ -107,17 +107,16 @@ def convert(
     with spinner("reading the source", progress):
         conversion = _read(conversion)
     renamed = rename_relative(conversion)
+
+    def try_writing() -> None:
+        with spinner("trying to write", progress), new_folder(out, conversion.target, overwrite, keep=False) as trial:
+            _write(trial, conversion, renamed, *build_model(conversion, renamed, None))
+
+    conversion = replace(conversion, try_writing=try_writing)
     with spinner("converting", progress and not conversion.method.learns):  # learning has its own progress bars
         model, changed = build_model(conversion, renamed, APPLY.get(conversion.method_name))
-    steps = list_steps(model, renamed, changed, conversion.left_behind)
     with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
-        files, reloaded = _write(unfinished, conversion, model)
-        compare_tensors(model, reloaded, renamed, steps)
-        is_compared = conversion.method.exact and conversion.spec.stock is not None
-        difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
-        report = _report(conversion, reloaded, steps, files, difference)
-        write_json(unfinished / REPORT, report.to_dict(), indent=2)
-        write_card(unfinished, conversion, report, reloaded.config)
+        report = _write(unfinished, conversion, renamed, model, changed)
     if failed := "; ".join(report.failed_thresholds):
         poor = f"{out}: the result was written, but is not close to its source: {failed}"
         warnings.warn(f"{poor}. Try more steps, or train it further", PoorConversionWarning, stacklevel=3)
@@ -139,9 +138,18 @@ def _read(conversion: Conversion) -> Conversion:
 
 
 def _write(
-    folder: Path, conversion: Conversion, model: RelPosBertPreTrainedModel
-) -> tuple[tuple[str, ...], RelPosBertPreTrainedModel]:
-    """Write the model and copy other files; returns their names, and the reloaded model."""
+    folder: Path,
+    conversion: Conversion,
+    renamed: Checkpoint,
+    model: RelPosBertPreTrainedModel,
+    changed: Mapping[str, str],
+) -> ConversionReport:
+    """Write all files of the result, read its weights back, and compare them; returns the report.
+
+    Args:
+        renamed: from `rename_relative`.
+        changed: note on each tensor that the method changed, from `build_model`.
+    """
     layout = conversion.layout
     encoder = folder / layout.encoder
     model.save_pretrained(encoder)
@@ -149,7 +157,14 @@ def _write(
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
-    return files, reloaded
+    steps = list_steps(model, renamed, changed, conversion.left_behind)
+    compare_tensors(model, reloaded, renamed, steps)
+    is_compared = conversion.method.exact and conversion.spec.stock is not None
+    difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
+    report = _report(conversion, reloaded, steps, files, difference)
+    write_json(folder / REPORT, report.to_dict(), indent=2)
+    write_card(folder, conversion, report, reloaded.config)
+    return report
 
 
 def _report(

@@ -1,7 +1,7 @@
 """The plan of a conversion: all choices, made and checked before the weights are read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +47,8 @@ class Conversion:
         texts: paths or documents to learn from; None for a method that does not learn.
         device: device of a method that learns from text.
         details: results of the method for the report, which it adds; JSON values only.
+        try_writing: write all files of the result as it is before the method, check them, and remove them. A method
+            that trains calls it before its first step, so that nothing is refused after the last.
     """
 
     given: Arguments
@@ -62,6 +64,7 @@ class Conversion:
     texts: list[Path] | list[str] | None
     device: torch.device
     details: dict[str, Any] = field(default_factory=dict)
+    try_writing: Callable[[], None] = lambda: None
 
     @property
     def method(self) -> Method:

@@ -71,25 +71,27 @@ def named_in_reports(source: Any) -> Iterator[None]:
 
 
 class Allocation(NamedTuple):
-    """What was in a buffer when Transformers allocated it.
+    """What was in a buffer when Transformers allocated it, or that a module was built with it on the meta device.
 
     Attributes:
-        name: its name in the model that was loaded.
-        contents: elements of it.
+        name: its name in the model that was loaded; empty for one on the meta device.
+        contents: elements of it; None for one on the meta device, to which `to_empty` gives memory.
         version: how often PyTorch had seen a write to it.
     """
 
     name: str
-    contents: torch.Tensor
+    contents: torch.Tensor | None
     version: int
 
     def is_untouched(self, buffer: torch.Tensor) -> bool:
         """Whether nobody has written to the buffer since; it may have been moved or cast."""
+        if self.contents is None or counted_writes(buffer) > self.version:
+            return counted_writes(buffer) <= self.version
         before, now = self.contents.to(buffer.device, buffer.dtype), _sample(buffer)
-        return counted_writes(buffer) <= self.version and torch.equal(before.view(torch.uint8), now.view(torch.uint8))
+        return torch.equal(before.view(torch.uint8), now.view(torch.uint8))
 
 
-# What buffers held, by module and attribute.
+# What buffers held, by module and attribute. A module is here once it has registered any buffer.
 allocations: "WeakKeyDictionary[nn.Module, dict[str, Allocation]]" = WeakKeyDictionary()
 # Configurations of the models as they were loaded.
 loaded_configurations: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
@@ -101,10 +103,15 @@ def note_allocation(module: nn.Module, name: str, buffer: torch.Tensor | None) -
     Returns:
         Whether it is such a buffer.
     """
-    if type(module).__hash__ is None or type(buffer) is not torch.Tensor or buffer.is_meta:
+    if type(module).__hash__ is None:
         return False
-    if module in allocations:
-        allocations[module].pop(name, None)  # somebody else's buffer from now on
+    noted = allocations.setdefault(module, {})
+    noted.pop(name, None)  # somebody else's buffer from now on
+    if type(buffer) is not torch.Tensor:
+        return False
+    if buffer.is_meta:
+        noted[name] = Allocation("", None, 0)
+        return False
     before = module._buffers.get(name)
     if before is None or not before.is_meta or buffer.layout != torch.strided:
         return False
@@ -114,8 +121,7 @@ def note_allocation(module: nn.Module, name: str, buffer: torch.Tensor | None) -
     if frame is None:
         return False
     root = frame.f_locals["model"]
-    allocation = Allocation(frame.f_locals["param_name"], _sample(buffer), counted_writes(buffer))
-    allocations.setdefault(module, {})[name] = allocation
+    noted[name] = Allocation(frame.f_locals["param_name"], _sample(buffer), counted_writes(buffer))
     if root not in loaded_configurations:
         loaded_configurations[root] = copy.deepcopy(root.config)
     return True

@@ -7,9 +7,11 @@ keywords that nobody knows, so that the next new name is an error instead of an 
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from transformers.activations import ACT2FN
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -57,6 +59,21 @@ KEYWORDS = {
     "seq_idx": "DataCollatorWithFlattening, for state space models",
     "shift_labels": "losses of the heads, under context parallelism",
 }
+
+
+def rotations_after_calls(module: torch.nn.Module, attribute: str) -> torch.Tensor | None:
+    """What calls leave in `inv_freq` of a module of RoPE that changes with the length; None for any other buffer."""
+    layer_type = attribute.removesuffix("inv_freq").rstrip("_")
+    prefix, kind = f"{layer_type}_" if layer_type else "", getattr(module, "rope_type", None)
+    kind = kind.get(layer_type) if isinstance(kind, dict) else kind
+    if kind not in ("dynamic", "longrope") or not hasattr(module, f"{prefix}original_inv_freq"):
+        return None
+    longest = getattr(module, f"{prefix}max_seq_len_cached", getattr(module, "max_seq_len_cached", 0))
+    options = {"layer_type": layer_type} if layer_type else {}
+    # longrope has two tables, for rows up to some length and for any longer ones
+    length = int(longest) if kind == "dynamic" else sys.maxsize
+    angles: torch.Tensor = ROPE_INIT_FUNCTIONS[kind](module.config, torch.device("cpu"), seq_len=length, **options)[0]
+    return angles
 
 
 def parameter_name(function: Callable[..., Any], names: Iterable[str]) -> str:

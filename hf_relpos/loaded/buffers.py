@@ -1,14 +1,15 @@
-"""Find and fill buffers of remote code that Transformers 5 leaves uninitialised: `unfilled_buffers`, `fill_buffers`.
+"""Find and fill buffers that were left uninitialised: `unfilled_buffers`, `fill_buffers`.
 
 Transformers 5 builds a model on the meta device, and then gives every buffer that is in no checkpoint new memory, with
 whatever it held (`PreTrainedModel._move_missing_keys_from_meta_to_device`). Its own classes fill such buffers again.
 Remote code that computes cosines, inverse frequencies, positions or slopes in `__init__` computes with garbage: an
-index out of bounds, NaN, or wrong outputs without a message. Here the class is built once more, with memory for its
-buffers alone, and each buffer is compared with what it should hold.
+index out of bounds, NaN, or wrong outputs without a message. So does any class, Transformers' own too, that somebody
+builds on the meta device and gives memory with `to_empty`, as for FSDP. Here the class is built once more, with memory
+for its buffers alone, and each buffer is compared with what it should hold.
 
 A buffer that differs may also have been changed on purpose. `fill_buffers` writes only to one that still holds the
 former contents of the memory: while this package is imported, a hook notes what each buffer held when it was
-allocated, and its name then (`host.loader.note_allocation`).
+allocated, and its name then, or that it was built on the meta device (`host.loader.note_allocation`).
 """
 
 import copy
@@ -24,12 +25,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..host.loader import allocations, loaded_configurations
+from ..host.transformers import rotations_after_calls
 
 
 # A difference of so many units in the last place is rounding, as is this share of a buffer's largest value.
 ROUNDING, NOTHING = 8, 1e-9
 # Why a buffer is left that may have been written to.
 CHANGED = "changed since it was loaded or built, or loaded before hf_relpos was imported"
+ABSENT = "not there when the class is built"
 
 
 class Difference(NamedTuple):
@@ -49,22 +52,24 @@ class Difference(NamedTuple):
 
 
 def unfilled_buffers(model: Any) -> dict[str, torch.Tensor | None]:
-    """Buffers of a loaded model that do not hold what its code computes for them.
+    """Buffers of a model that do not hold what its code computes for them.
 
     The class is built once more from the configuration that the model was loaded with. Its parameters are never
-    written to, so that this takes no second copy of the weights. Left out are buffers in the checkpoint, those that
-    the class does not have when it is built, and classes of Transformers, which fill their buffers themselves.
+    written to, so that this takes no second copy of the weights. Left out are buffers in the checkpoint and those that
+    the class does not have when it is built. What a call changes is right as calls leave it, as dynamic RoPE is.
 
     Args:
         model: a PreTrainedModel, or a module or pipeline with one inside, such as a SentenceTransformer.
 
     Returns:
         What each of them should hold, by its name in `model`; None if nobody can know, since it is random or computed
-        from a weight. Empty for a sound model. A buffer that was changed on purpose is among them.
+        from a weight: one that is uninitialised, or was filled before hf_relpos was imported. Else empty for a sound
+        model. A buffer that was changed on purpose is among them.
 
     Raises:
         TypeError: if there is no PreTrainedModel in `model`.
-        ValueError: for a class that cannot be built from its configuration alone.
+        ValueError: for remote code that cannot be built from its configuration alone. Buffers of such a class of
+            Transformers are None.
 
     Example:
 
@@ -79,9 +84,10 @@ def unfilled_buffers(model: Any) -> dict[str, torch.Tensor | None]:
 
 
 def fill_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
-    """Give the buffers that Transformers 5 has left uninitialised what the model's code computes for them, in place.
+    """Give the buffers that a load or `to_empty` has left uninitialised what the model's code computes, in place.
 
-    A buffer that somebody may have changed on purpose is left as it is, and a warning names it.
+    A buffer that somebody may have changed on purpose, or that cannot be judged, is left as it is, and a warning
+    names it. Import hf_relpos before the model is built: else all are left.
 
     Args:
         model: as of `unfilled_buffers`.
@@ -111,8 +117,8 @@ def fill_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
         forced = [name for name, each in left.items() if each.right is not None]
         remedy = f"; fill_buffers(model, force={forced}) overwrites what their code computes anew" if forced else ""
         warnings.warn(
-            f"left as they are, although other than in a new {type(model).__name__}: {reasons}. If that is not on "
-            f"purpose, load the model again, and fill its buffers before the first call{remedy}",
+            f"left as they are, although not known to be those of a new {type(model).__name__}: {reasons}. If that "
+            f"is not on purpose, load the model again, and fill its buffers before the first call{remedy}",
             stacklevel=2,
         )
     return filled
@@ -182,19 +188,26 @@ def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
     candidates = list(_candidates(model))
     if not candidates:
         return
-    config = loaded_configurations.get(model, model.config)
-    builds = _builds(type(model), config, model.dtype)
+    config, failure = loaded_configurations.get(model, model.config), ""
+    try:
+        builds = _builds(type(model), config, model.dtype)
+    except ValueError as error:
+        if not is_stock(type(model)):
+            raise
+        builds, failure = [], str(error)
     again = None
     for module, attribute, name in candidates:
         now, noted = getattr(module, attribute), allocations.get(module, {}).get(attribute)
-        is_root = model in loaded_configurations
-        is_moved = noted is not None and not is_root and not f".{noted.name}".endswith(f".{name}")
-        origin = noted.name if noted is not None and is_root else name
+        is_root, known_as = model in loaded_configurations, noted.name if noted is not None else ""
+        is_moved = known_as != "" and not is_root and not f".{known_as}".endswith(f".{name}")
+        origin = known_as if known_as and is_root else name
         expected = [value for each in builds if isinstance(value := _value(each, origin), torch.Tensor)]
         rights = [value for value in expected if not value.is_meta]
         if any(_is_same(now, right) for right in rights):
             continue
-        unknown = "" if rights else "computed from a weight" if expected else "not there when the class is built"
+        if rights and (called := rotations_after_calls(module, attribute)) is not None and _is_same(now, called):
+            continue
+        unknown = "" if rights else "computed from a weight" if expected else failure or ABSENT
         if rights:
             again = again or _build(type(model), config, torch.get_default_dtype(), seed=1)
             if not any(torch.equal(right.nan_to_num(), _value(again, origin).nan_to_num()) for right in rights):
@@ -203,6 +216,8 @@ def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
         if unknown:
             if is_untouched:
                 yield name, Difference(module, attribute, None, f"uninitialised, and {unknown}")
+            elif module not in allocations and unknown != ABSENT:
+                yield name, Difference(module, attribute, None, f"filled where nobody saw it, and {unknown}")
             continue
         right = next((each for each in rights if each.dtype == now.dtype), rights[0])
         left = "it was in another place when it was loaded" if is_moved else ""
@@ -210,18 +225,16 @@ def _differences_in(model: PreTrainedModel) -> Iterator[tuple[str, Difference]]:
 
 
 def _candidates(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str, str]]:
-    """Module, attribute and name of the tensors that Transformers may have left uninitialised."""
+    """Module, attribute and name of the tensors that may have been left uninitialised."""
     stocks = initialised_by_stock(model)
     for path, module in model.named_modules():
-        if stocks[path]:
-            continue
-        noted = allocations.get(module, {})
+        noted = {} if stocks[path] else allocations.get(module, {})
         for attribute, value in (*module._buffers.items(), *vars(module).items()):
             name = f"{path}.{attribute}" if path else attribute
             if not isinstance(value, torch.Tensor) or (attribute in vars(module) and not value.is_meta):
                 continue
             is_persistent = attribute in module._buffers and attribute not in module._non_persistent_buffers_set
-            if is_persistent and attribute not in noted:  # it is in the file
+            if is_persistent and (attribute not in noted or noted[attribute].contents is None):  # it is in the file
                 continue
             yield module, attribute, name
 
@@ -298,7 +311,10 @@ def _is_same(now: torch.Tensor, right: torch.Tensor) -> bool:
     kinds = [torch.finfo(each.dtype) for each in (now, right) if each.is_floating_point() or each.is_complex()]
     coarse = max(kinds, key=lambda kind: kind.eps)
     wide = torch.promote_types(now.dtype, torch.float64)
-    now, right = (value.to(wide) for value in (now, right.to(now.dtype)))
     largest = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() else 0.0
     floor = max(NOTHING * largest, coarse.tiny * coarse.eps)
-    return torch.allclose(now, right, rtol=ROUNDING * coarse.eps, atol=floor, equal_nan=True)
+    casts = (torch.float16, torch.bfloat16) if right.is_floating_point() else ()  # of the model, and back
+    return any(
+        torch.allclose(now.to(wide), right.to(kind).to(now.dtype).to(wide), ROUNDING * coarse.eps, floor, True)
+        for kind in (right.dtype, *casts)
+    )

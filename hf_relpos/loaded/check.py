@@ -70,7 +70,9 @@ def check_loaded(model: Any, source: Any = None, mend: bool = False) -> dict[str
         fill_buffers(model)
     for name, each in find_differences(model).items():
         if not each.left:
-            found[name] = Finding("left uninitialised by Transformers 5", "hf_relpos.fill_buffers(model)")
+            found[name] = Finding(
+                "left uninitialised by Transformers 5 or `to_empty`", "hf_relpos.fill_buffers(model)"
+            )
         elif each.right is None:
             found[name] = Finding(each.left, "set it yourself")
         else:
