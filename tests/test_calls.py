@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders import MASK, build, pad_of, tokens
+import transformers
+from encoders import MASK, SIZES, build, difference, pad_of, tokens
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, Qwen3Model
 
 from hf_relpos import optimize
+from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.live import contract, encoder, rules as live_rules
 from hf_relpos.live.arguments import parameters_of
 from hf_relpos.live.rules import CALL, CODE, PADDING
+from hf_relpos.live.verify import check_when
 
 
 REAL = torch.arange(40) < torch.tensor([40, 9, 22, 3])[:, None]
@@ -81,3 +86,123 @@ def test_explain_says_why_a_call_is_not_faster(words, caplog):
     inputs |= {CACHE: DynamicCache()} if CACHE in inputs else {}
     handle.explain(**inputs)
     assert len(caplog.records) == 1  # a reason is logged once
+
+
+# Checked on the caller's own batch -----------------------------------------------------------------------------------
+
+
+def windowed():
+    fields = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "pad_token_id": 0}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512, "use_cache": False}
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(**sizes, **heads, **fields, use_bidirectional_attention=True)
+    return transformers.Gemma3TextModel(config).double().eval()
+
+
+def chains():
+    torch.manual_seed(0)
+    return transformers.EsmcModel(transformers.EsmcConfig(**{**SIZES, "mask_token_id": MASK})).double().eval()
+
+
+def without(rule):
+    return lambda patch: [
+        patch.setattr(encoder, name, tuple(each for each in rules if each.reason is not getattr(live_rules, rule)))
+        for name, rules in (("CALL", CALL), ("PADDING", PADDING))
+    ]
+
+
+def pairs_of_rows_are_mixed(patch):
+    """A fault that nobody thought of, of rows of more than 30 tokens."""
+    restore = UnpaddedBatch.restore
+    mixed = lambda batch, states: restore(batch, states + states.mean(1, keepdim=True) * (batch.length > 30))  # noqa: E731
+    patch.setattr(UnpaddedBatch, "restore", mixed)
+
+
+PLACES = (torch.arange(300) % 20)[None].expand(2, -1)
+CHAINS = torch.where(REAL, (torch.arange(40) >= torch.tensor([[25], [4], [9], [1]])).long(), -1)
+PACKED = {"input_ids": IDS.repeat(1, 8)[:2, :300], "position_ids": PLACES}
+PADDED = {"input_ids": IDS.where(REAL, 0), "attention_mask": REAL.long()}
+# How a special rule is switched off, the encoder, and a call that is wrong without it.
+FAULTS = {
+    "documents in windows": (
+        without("_documents"),
+        windowed,
+        {"input_ids": IDS.repeat(1, 8)[:2, :300], "position_ids": PLACES},
+    ),
+    "numbers in masks": (without("_mask"), lambda: build("DeBERTa v2"), PADDED | {"attention_mask": NUMBERS}),
+    "masks of an argument": (
+        lambda patch: patch.setattr(contract, "closed_over", lambda function: ()),
+        chains,
+        PADDED | {"sequence_id": CHAINS},
+    ),
+    "unknown": (pairs_of_rows_are_mixed, lambda: build("BERT"), PADDED),
+}
+if not hasattr(transformers, "EsmcModel"):  # of Transformers 5.20
+    del FAULTS["masks of an argument"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@torch.no_grad()
+def test_verified_leaves_a_kind_that_differs_to_transformers(fault, monkeypatch, caplog):
+    put_back, make, inputs = FAULTS[fault]
+    model = make()
+    expected = model(**inputs)[0]
+    real = inputs.get("attention_mask", torch.ones(expected.shape[:2])) != 0
+    put_back(monkeypatch)
+    with optimize(model, precision=None, verify="load"):
+        try:
+            assert difference(model(**inputs)[0][real], expected[real]) > 1e-3
+        except IndexError:  # a mask function that reads beyond its tensor
+            assert fault == "masks of an argument"
+    with optimize(model, precision=None, verify="first call") as handle:
+        for _ in range(2):
+            assert torch.equal(model(**inputs)[0][real], expected[real])
+        assert [each.levelname for each in caplog.records].count("WARNING") >= 1
+        short = {name: each[:, :20] for name, each in PADDED.items()}
+        if fault == "unknown":  # other kinds go on
+            model(**short)
+            model(**short)
+            assert handle.counts().calls["contract"] == 2 and handle.counts().calls["Transformers"] == 1
+
+
+@torch.no_grad()
+def test_verified_computes_the_first_call_of_a_kind_both_ways():
+    model = build("BERT")
+    expected, state = model(**PADDED)[0], torch.get_rng_state()
+    seen = []
+    model.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs[0]))
+    layer = type(model.encoder.layer[0])
+    with optimize(model, precision=None, verify="first call") as handle, FlopCounterMode(display=False) as flops:
+        calls = []
+        for inputs in (PADDED, PADDED, {**PADDED, "token_type_ids": REAL.long() * 0}, PADDED):
+            before = flops.get_total_flops()
+            found = model(**inputs)[0]
+            calls.append(flops.get_total_flops() - before)
+            assert difference(found[REAL], expected[REAL]) < 1e-9
+        assert torch.equal(seen[0], expected) and torch.equal(seen[2], expected)  # Transformers' own
+        assert not seen[1][~REAL].any() and not seen[3][~REAL].any()
+        assert calls[0] == calls[2] > 2 * calls[1] and calls[1] == calls[3]
+        assert handle.counts().calls == {"contract": 4}
+    assert torch.equal(state, torch.get_rng_state()) and layer is type(model.encoder.layer[0])
+
+
+@pytest.mark.parametrize("verify, both", [("load", 0), ("always", 4), ("every 2", 3), ("first call", 1)])
+@torch.no_grad()
+def test_verified_when(verify, both):
+    model, states = build("BERT"), []
+    with optimize(model, precision=None, verify=verify):
+        states = [model(**PADDED)[0] for _ in range(4)]
+        assert sum(bool(each[~REAL].any()) for each in states) == both
+        model.train()  # never in training
+        assert not any(bool(model(**PADDED)[0][~REAL].any()) for _ in range(2))
+
+
+@pytest.mark.parametrize("verify", ["often", "every", "every 0", "every -1", 5])
+def test_verify_is_checked(verify):
+    with pytest.raises(ValueError, match=f"verify = {verify!r}.*first call"):
+        check_when(verify)
+    model = build("BERT")
+    with pytest.raises(ValueError, match="verify"):
+        optimize(model, verify=verify)
+    assert type(model) is transformers.BertModel
