@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 PRODUCTS = ("linear", "addmm", "mm", "_linear_pointwise")
@@ -24,7 +24,7 @@ class Computed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        sizes = [each.numel() for each in _pytree.tree_leaves(out) if isinstance(each, torch.Tensor)]
+        sizes = [each.numel() for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
         self.largest = max(self.largest, *sizes, 0)
         if func.overloadpacket.__name__ in PRODUCTS:
             self.products += sum(sizes)
