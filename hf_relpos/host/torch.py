@@ -150,6 +150,12 @@ def without_values(kind: type[torch.Tensor], shape: tuple[int, ...], dtype: torc
     return torch.Tensor._make_wrapper_subclass(kind, shape, dtype=dtype)
 
 
+def without_overrides(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of PyTorch, called as if no class of its arguments had a `__torch_function__`."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
 def map_tensors(kind: type[torch.Tensor], function: Any, values: Any) -> Any:
     """Nested values with a function of each tensor of a subclass in its place."""
     return _pytree.tree_map_only(kind, function, values)

@@ -211,7 +211,7 @@ def _change_products(
     if library.is_used or (layers and packed_rows()):
         for layer in layers:
             layer.__class__ = FastLinear
-    if layers and any([take_maxima_first(root) for root in roots]):
+    if precision is not None and any([take_maxima_first(root) for root in roots]):
         handle.products += "; the vocabulary head reads tokens only, and gives their maxima to SpladePooling"
     if precision == "int8" and not int8_rates().is_faster:
         handle.rounded, precision, rounded = f"int8 is {int8_rates()}: layers stay in float32", "float32", []

@@ -1,27 +1,39 @@
 """The vocabulary head of SPLADE: products of real tokens only, and no tensor of tokens × vocabulary.
 
 SPLADE takes the maximum over tokens of log(1 + relu(logit)) (Formal et al. 2021, arXiv 2109.10086, eq. 6). These
-functions are monotone, so that the maximum is taken before them, of a few rows at a time.
+functions are monotone, so that the maximum is taken before them, of a few tokens at a time.
 """
 
+import functools
+import logging
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..host.torch import map_tensors, without_values
+from ..host.torch import map_tensors, without_overrides, without_values
 from ..products.cpu_gemm import FastLinear, has_gradients, is_plain, linear
 from .substitute import MADE_OF, substitute_class
 
 
 POOLING = ("sentence_transformers.sparse_encoder.modules.splade_pooling", "SpladePooling")
 TOKENS_OF_A_PRODUCT = 256  # whose logits, of 30,000 words, are 31 MB and stay in the cache
-# What may be asked of a tensor without its values.
+# What is asked of a tensor without its values, beside all that begins with "is_"; conversions may return it as it is.
+# What PyTorch computes in spite of that, it computes of the values.
 METADATA = frozenset(
-    getattr(torch.Tensor, name).__get__
-    for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_sparse")
-) | {torch.Tensor.dim, torch.Tensor.size}
+    "shape ndim dtype device layout itemsize nbytes name names output_nr requires_grad retains_grad grad grad_fn "
+    "grad_dtype dim ndimension size numel nelement __len__ stride storage_offset element_size dim_order get_device "
+    "type type_as result_type to cpu float contiguous".split()
+)
+ADDRESSES = ("is_set_to", "is_shared")  # read where values are
+logger = logging.getLogger("hf_relpos.live")
+
+
+@functools.cache
+def tell(reader: str) -> None:
+    """Say, once, that somebody reads all logits."""
+    logger.info("SPLADE's logits of all tokens are computed, as without optimize, since %s reads them", reader)
 
 
 class Logits(torch.Tensor):
@@ -50,17 +62,17 @@ class Logits(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in METADATA:
-            return super().__torch_function__(func, types, args, kwargs)
+        name = func.__name__
+        name = getattr(func.__self__, "__name__", name) if name == "__get__" else name  # of a property
+        if name in METADATA or (name.startswith("is_") and name not in ADDRESSES):
+            return without_overrides(func, args, kwargs or {})
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        tell(func.__name__)
         args, kwargs = map_tensors(cls, cls.computed, (args, kwargs or {}))
         return func(*args, **kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.computed().__reduce_ex__(protocol)
 
     def maxima(self, real: torch.Tensor) -> torch.Tensor:
         """The largest logits of the tokens of each row, (B, V); zeros for rows without a token.
@@ -68,20 +80,15 @@ class Logits(torch.Tensor):
         Args:
             real: whether a position is a token, (B, L), bool.
         """
-        tokens, counts = self.states[real], real.sum(1).tolist()
-        out = tokens.new_zeros(len(counts), self.layer.out_features)
-        first = row = 0
-        while row < len(counts):
-            last = row + 1
-            while last < len(counts) and sum(counts[row : last + 1]) <= TOKENS_OF_A_PRODUCT:
-                last += 1
-            count = sum(counts[row:last])
-            logits = self.product(tokens[first : first + count])
-            for into, each in zip(out[row:last], logits.split(counts[row:last]), strict=True):
-                if len(each):
-                    torch.amax(each, 0, out=into)
-            first, row = first + count, last
-        return out
+        out = self.states.new_full((len(real), self.layer.out_features), float("-inf"))
+        for places in real.nonzero().split(TOKENS_OF_A_PRODUCT):
+            rows, columns = places.unbind(1)
+            # values that somebody has read may also have been written to
+            logits = self.product(self.states[rows, columns]) if self.whole is None else self.whole[rows, columns]
+            found, counts = rows.unique_consecutive(return_counts=True)
+            for row, each in zip(found.tolist(), logits.split(counts.tolist()), strict=True):
+                torch.maximum(out[row], each.amax(0), out=out[row])
+        return out.masked_fill_(~real.any(1, True), 0.0)
 
 
 class VocabularyHead(FastLinear):
@@ -112,14 +119,16 @@ def pool_maxima(pooling: Any, forward: Any, features: dict[str, Any]) -> Any:
 
 
 def take_maxima_first(root: nn.Module) -> bool:
-    """Change poolings by maximum and the vocabulary heads that they read; returns whether there was one."""
+    """Change poolings by maximum and the vocabulary heads that they read; returns whether there were both."""
     modules: list[Any] = list(root.modules())
     kinds = {each for each in map(type, modules) if (each.__module__, each.__qualname__) == POOLING}
     poolings = [each for each in modules if type(each) in kinds and not hasattr(each, MADE_OF)]
+    poolings = [each for each in poolings if each.pooling_strategy == "max"]
     models = [each for each in modules if isinstance(each, PreTrainedModel)] if poolings else []
-    for head in {each.get_output_embeddings() for each in models}:
-        if type(head) is FastLinear:
-            head.__class__ = VocabularyHead
-    for pooling in poolings:
+    heads = {each.get_output_embeddings() for each in models}
+    heads = {each for each in heads if type(each) in (nn.Linear, FastLinear)}
+    for head in heads:
+        head.__class__ = VocabularyHead
+    for pooling in poolings if heads else ():
         pooling.__class__ = substitute_class(type(pooling), pool_maxima)
-    return bool(poolings)
+    return bool(heads)
