@@ -58,6 +58,14 @@ def test_undo_waits_for_calls_in_flight(name, monkeypatch):
     assert not unpadded[~REAL].any() and torch.allclose(unpadded[REAL], expected[REAL], rtol=0, atol=1e-9)
 
 
+def test_undo_waits_for_calls_of_its_own_model_alone():
+    model, other = build("BERT"), build("BERT")
+    handle, others = optimize(model), optimize(other)
+    with others._record.inside(), ThreadPoolExecutor(1) as pool:  # a call of the other one that does not end
+        pool.submit(handle.undo).result(60)
+    assert type(model) is type(build("BERT")) is not type(other)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_training_beside_threads_that_infer(name):
     """One thread computes gradients while others infer with the same model, one of them its hidden states."""

@@ -59,7 +59,8 @@ class ByLength(Level):
 
     def _parts(self, call: EncoderCall) -> "list[Part]":
         assert call.real is not None
-        return parts_of(call.real, self.call_cost)
+        call.parts = call.parts or parts_of(call.real, self.call_cost)
+        return call.parts
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ class EncoderCall:
         self.encoder, self.forward, self.setup, self.given = encoder, forward, setup, given
         self.names, self.takes_others = parameters_of(type(encoder).forward)
         self.config: Any = getattr(encoder, "config", None)
+        self.parts: list[Any] = []  # of level `by length`
 
     def wants(self, name: str) -> bool:
         """Whether it asks for something, by an argument or by a field of the configuration."""

@@ -20,7 +20,7 @@ from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import parameters_of
 from .by_length import ByLength
 from .call import EncoderCall, Level, Setup
-from .contract import DELEGATE, Contract, Native, Own, WithPadding, take_over
+from .contract import DELEGATE, Contract, Native, WithPadding, take_over
 from .encoder import SETUP, optimized_forward, plan
 from .foreign import kinds_in, modules_in
 from .own import OwnParts
@@ -139,9 +139,9 @@ class Check:
             if not self.base.is_foreign:
                 yield (Native(),)
         elif self.own is not None:
-            kind = Own if self.own.level == "own" else Contract
-            found = [kind(positions, window if kind is Contract else None, self.own) for positions in places]
-            yield tuple(found) if self.base.sides else (WithPadding(self.own),)
+            window = window if self.own.level == "contract" else None
+            found = tuple(Contract(positions, window, self.own) for positions in places)
+            yield found if self.base.sides else (WithPadding(self.own),)
         elif not self.base.is_foreign and getattr(config, "_attn_implementation", None) == DELEGATE:
             yield tuple(Contract(positions, window) for positions in places)
         if self.base.sides:

@@ -176,10 +176,14 @@ class Contract(Level):
         own: an `OwnParts`, the parts of the encoder that are replaced, too; None for none.
     """
 
-    name = "contract"
     positions: str | None = "columns"
     window: int | None = None
     own: Any = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The level `own` is the same for encoders whose attention gets the batch from parts of this package."""
+        return "contract" if self.own is None else str(self.own.level)
 
     def reaches(self, length: int) -> bool:
         """Whether rows of a length have many windows."""
@@ -192,7 +196,7 @@ class Contract(Level):
             found.append("it asks for hidden states")
         if call.shape[0] == 1 and not call.is_windowed:
             found.append("one row is no batch")
-        if not attends_by(call.encoder):
+        if self.name == "contract" and not attends_by(call.encoder):
             found.append("another attention function was chosen after optimize")
         if call.unpadded is None:
             found.append("padding stands inside of a row")
@@ -227,16 +231,6 @@ class Contract(Level):
         """As of every level."""
         found: list[Any] = [] if self.own is None else self.own.attention_in(encoder)
         return found
-
-
-class Own(Contract):
-    """Level `own`: the same for encoders whose attention gets the batch from its own parts."""
-
-    name = "own"
-
-    def unsupported(self, call: EncoderCall) -> list[str]:
-        """As of every level."""
-        return [each for each in super().unsupported(call) if "attention function" not in each]
 
 
 class Native(Level):
