@@ -1,5 +1,6 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from ..products.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .calls import CALLS
 from .comparison import Agreement, Comparison, Sample
+from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
 from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
 from .precision import choose
@@ -20,6 +22,8 @@ from .splade import take_maxima_first
 
 PRECISIONS = ("float32", "bfloat16", "int8", "auto")
 BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
+ONEDNN = "by oneDNN"
+ZEROS = "hidden states at padding are zeros: read them by the mask, or pass padding='stock'"
 
 
 @dataclass
@@ -73,10 +77,27 @@ class Optimized:
     def __exit__(self, *error: object) -> None:
         self.undo()
 
+    @property
+    def summary(self) -> str:
+        """The report in a few words, for one line of a log; the last are the least important."""
+        levels = ", ".join(sorted({each.level for each in self.encoders if each.level}))
+        reasons, effects = [each.reason for each in self.left], "; ".join(each.effect for each in self.encoders)
+        if any(MAY_READ in each for each in (*reasons, effects)):
+            reasons = ["padding stays, as code may read it (--padding zeros)"]
+        faster = ["attention"] if "is faster" in effects else []
+        if self.linear and self.products.startswith(ONEDNN):
+            faster.append(f"{self.linear} layers {ONEDNN}")
+        words = [f"padding taken out (level {levels})"] if levels else []
+        words += [re.split(r", and| \([A-Z]", each)[0] for each in reasons[:1]]
+        words += [re.split("[:(]", self.rounded)[0].replace(" linear", "").strip()] if self.rounded else []
+        words += [f"faster: {', '.join(faster)}"] if faster else []
+        return "; ".join(words) or "nothing is changed"
+
     def __str__(self) -> str:
         if self._modules is None:
             return "undone: the model is as it was before"
-        lines = [str(each) for each in self.encoders]
+        lines = [ZEROS] if any(each.is_bare and each.level for each in self.encoders) else []
+        lines += [str(each) for each in self.encoders]
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
         lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.agreement)))
@@ -115,7 +136,8 @@ def optimize(
             tokens of the vocabulary, which say less.
         padding: what becomes of padding. "zeros": it is taken out where the mask is 0 and the token is the padding
             token. "mask": where the mask is 0, whatever the token, and also of `inputs_embeds`. "stock": calls with
-            padding are left to Transformers.
+            padding are left to Transformers. "auto": as "zeros" where sentence-transformers or a pipeline reads the
+            outputs by the mask, or those at padding stay, as logits of rows; otherwise padding stays.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
@@ -173,7 +195,7 @@ def _change_products(
     layers = [] if precision is None else _linear_layers(modules)
     inside = set() if precision == "float32" else set().union(*map(layers_in, roots))
     rounded = [layer for layer in layers if layer in inside]
-    handle.products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
+    handle.products = ONEDNN if library.is_used else "PyTorch's own products are kept"
     handle.products += f" ({rates_of(library)})"
     if already := sum(isinstance(module, CachingLinear) for module in modules):
         handle.products += f"; {already} are as an earlier call left them"
