@@ -1,5 +1,6 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -7,6 +8,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from ..deferred import when_imported
+from ..host.torch import QUANTIZERS, before_quantization
 from ..products.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packed_rows
 from ..products.low_precision import KINDS, int8_rates
 from ..products.weight_cache import CachingLinear, forget
@@ -15,7 +18,7 @@ from .calls import CALLS
 from .comparison import Agreement, Comparison, Sample
 from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
-from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
+from .levels import PADDINGS, Encoder, Skipped, restore, restore_attention, take_padding_out
 from .precision import choose
 from .splade import take_maxima_first
 
@@ -163,6 +166,7 @@ def optimize(
     if padding not in PADDINGS:
         raise ValueError(f"padding = {padding!r} is not one of {', '.join(map(repr, PADDINGS))}")
     limit_caches()
+    _serve_quantizers()
     library = linear_library()  # before anything is changed, since the environment may be wrong
     roots = [each.module for each in found]
     wanted = sample is not None or precision in ("int8", "auto")
@@ -180,6 +184,12 @@ def optimize(
             if _state_of(module) != state:
                 restore(module)
         raise
+
+
+@functools.cache
+def _serve_quantizers() -> None:
+    """Let `quantize_dynamic` have models as they were before: it looks for the very class `nn.Linear`."""
+    when_imported(QUANTIZERS, lambda: before_quantization(restore_attention))
 
 
 def _state_of(module: nn.Module) -> tuple[Any, ...]:
