@@ -88,6 +88,18 @@ def test_explain_says_why_a_call_is_not_faster(words, caplog):
     assert len(caplog.records) == 1  # a reason is logged once
 
 
+@torch.no_grad()
+def test_optimize_auto_keeps_hidden_states_of_heads():
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)).double().eval()
+    expected = model(**PADDED, output_hidden_states=True)
+    with optimize(model, precision=None, padding="auto") as handle:
+        for each, want in zip(model(**PADDED, output_hidden_states=True)[1], expected[1], strict=True):
+            assert torch.equal(each, want)
+        assert difference(model(**PADDED)[0], expected[0]) < 1e-9
+        assert handle.counts().calls == {"Transformers": 1, "contract": 1}
+
+
 # Checked on the caller's own batch -----------------------------------------------------------------------------------
 
 

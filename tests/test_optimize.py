@@ -844,6 +844,20 @@ def test_quantized_layers():
             assert torch.equal(model(**inputs)[0][real], before[real])
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_quantize_dynamic_after_optimize(in_place):
+    """As without `optimize`; a copy that is quantized leaves the model as it is."""
+    quantize = partial(torch.ao.quantization.quantize_dynamic, qconfig_spec={nn.Linear})
+    model, inputs = build("BERT", torch.float32), batch()
+    expected, before = quantize(model)(**inputs)[0], model(**inputs)[0]
+    handle = optimize(model, "bfloat16")
+    quantized = quantize(model, inplace=in_place)
+    assert torch.equal(quantized(**inputs)[0], expected) and not torch.equal(expected, before)
+    assert is_unpadded(model(**inputs)[0], inputs) == (not in_place)
+    handle.undo()
+    assert torch.equal(model(**inputs)[0], expected if in_place else before)
+
+
 class Neighbours(nn.Module):
     """In place of a feed-forward part: it looks at the token before."""
 

@@ -1,7 +1,7 @@
 """Optimize what a program loads, without a change of its code: `HF_RELPOS_OPTIMIZE=1`, and `hf-relpos run`.
 
-`PreTrainedModel.from_pretrained` is wrapped. So are the constructors of sentence-transformers' models: they know the
-tokenizer, and their other modules may read padding. A model that is loaded in the course of another load is optimized
+`PreTrainedModel.from_pretrained` is wrapped. So are `pipeline` and the constructors of sentence-transformers' models:
+they know the tokenizer, and who reads the outputs. A model that is loaded in the course of another load is optimized
 once, with the outermost object. `hf-relpos run` puts the folder of this file on PYTHONPATH, for its `sitecustomize`.
 """
 
@@ -15,8 +15,9 @@ from typing import Any
 from ..deferred import when_auto_classes_are_imported, when_imported
 
 
-# Environment variables: "0" or a precision, where "1" is float32; and `padding` of `optimize`.
-OPTIMIZE, PADDING = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_PADDING"
+# Environment variables: "0" or a precision, where "1" is float32; `padding` of `optimize`; "1" for the whole report.
+OPTIMIZE, PADDING, VERBOSE = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_PADDING", "HF_RELPOS_VERBOSE"
+WIDTH, SHORTEST = 119, 12  # of the line for a model; and of its name where that is too long
 SENTENCE_TRANSFORMERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 
 
@@ -30,10 +31,17 @@ class _Load(threading.local):
 _load = _Load()
 
 
-def start() -> "Autoload":
-    """Do what the environment variables say."""
-    precision = os.environ[OPTIMIZE]
-    return Autoload("float32" if precision == "1" else precision, os.environ.get(PADDING) or "zeros")
+_started: "Autoload | None" = None
+
+
+def start() -> "Autoload | None":
+    """Do what the environment variables say; a second call does nothing until `undo`."""
+    global _started
+    precision = os.environ.get(OPTIMIZE, "0")
+    if precision not in ("", "0") and not (_started and _started.is_active):
+        padding, verbose = os.environ.get(PADDING) or "auto", os.environ.get(VERBOSE, "0") not in ("", "0")
+        _started = Autoload("float32" if precision == "1" else precision, padding, verbose)
+    return _started
 
 
 class Autoload:
@@ -42,15 +50,17 @@ class Autoload:
     An error of `optimize` is such a line, too, and leaves the model as it is.
     """
 
-    def __init__(self, precision: str = "float32", padding: str = "zeros") -> None:
+    def __init__(self, precision: str = "float32", padding: str = "auto", verbose: bool = False) -> None:
         """
         Args:
             precision, padding: as of `optimize`.
+            verbose: print the report of `optimize` below each line.
         """
-        self.precision, self.padding = precision, padding
+        self.precision, self.padding, self.verbose = precision, padding, verbose
         self.is_active = True
-        self.replaced: list[tuple[type, str, Any, Any]] = []
+        self.replaced: list[tuple[Any, str, Any, Any]] = []
         when_auto_classes_are_imported(self._wrap_transformers)
+        when_imported("transformers.pipelines", self._wrap_pipelines)
         when_imported("sentence_transformers", self._wrap_sentence_transformers)
 
     def undo(self) -> None:
@@ -67,22 +77,26 @@ class Autoload:
         if self.is_active:
             self._wrap(PreTrainedModel, "from_pretrained")
 
+    def _wrap_pipelines(self) -> None:
+        if self.is_active:
+            self._wrap(sys.modules["transformers.pipelines"], "pipeline")
+
     def _wrap_sentence_transformers(self) -> None:
         for name in SENTENCE_TRANSFORMERS if self.is_active else ():
             kind = getattr(sys.modules["sentence_transformers"], name, None)
             if isinstance(kind, type) and "__init__" in vars(kind):
                 self._wrap(kind, "__init__")
 
-    def _wrap(self, owner: type, name: str) -> None:
-        """Wrap a constructor, or a class method that returns a model, maybe with what is known of its loading."""
+    def _wrap(self, owner: Any, name: str) -> None:
+        """Wrap a constructor, or a function that returns a model, maybe with what is known of its loading."""
         before = vars(owner)[name]
         function = getattr(before, "__func__", before)
 
         @functools.wraps(function)
-        def load(first: Any, *args: Any, **kwargs: Any) -> Any:
+        def load(*args: Any, **kwargs: Any) -> Any:
             _load.depth += 1
             try:
-                result = function(first, *args, **kwargs)
+                result = function(*args, **kwargs)
                 _load.has_model |= result is not None
             finally:
                 _load.depth -= 1
@@ -90,7 +104,7 @@ class Autoload:
                 if not _load.depth:
                     _load.has_model = False
             if self.is_active and has_model and not _load.depth:
-                model = first if result is None else result[0] if isinstance(result, tuple) else result
+                model = args[0] if result is None else result[0] if isinstance(result, tuple) else result
                 # threads of PyTorch belong to the one that calls it, and a process with them could not fork any more
                 worker = threading.Thread(target=self._optimize, args=(model,))
                 worker.start()
@@ -105,11 +119,20 @@ class Autoload:
         try:
             from ..live import optimize
 
-            said = str(optimize(model, self.precision, padding=self.padding))
+            report = optimize(model, self.precision, padding=self.padding)
+            said, more = report.summary, str(report)
         except Exception as error:  # the program is to go on
-            said = f"left as it is ({type(error).__name__}: {' '.join(str(error).split())})"
+            more = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            said = f"left as it is ({more})"
         with contextlib.suppress(Exception):  # such as a standard error that nobody reads
-            names = (getattr(getattr(each, "config", None), "name_or_path", None) for each in model.modules())
-            of = f" of {name}" if (name := next(filter(None, names), None)) else ""
-            sys.stderr.write(f"hf-relpos: {type(model).__name__}{of}: {'; '.join(said.splitlines())}\n")
+            module = model if hasattr(model, "modules") else model.model  # of a pipeline
+            names = (getattr(getattr(each, "config", None), "name_or_path", None) for each in module.modules())
+            kind, name = type(module).__name__, str(next(filter(None, names), ""))
+            room = WIDTH - len(f"hf-relpos: {kind} of : ")
+            while len(said) > room - SHORTEST and "; " in said:
+                said = said.rpartition("; ")[0]
+            if len(name) > room - len(said):
+                name = f"...{name[len(name) - max(room - len(said) - 3, 0) :]}"
+            line = f"hf-relpos: {kind}{' of ' * bool(name)}{name}: {said}"[:WIDTH]
+            sys.stderr.write("\n  ".join([line, *more.splitlines() * self.verbose]) + "\n")
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Imported by Python when it starts below `hf-relpos run`: hf_relpos, and then the program's own sitecustomize."""
+"""Imported by Python when it starts below `hf-relpos run`: autoload, and then the program's own sitecustomize."""
 
 import importlib.util
 import os
@@ -7,7 +7,9 @@ import sys
 
 if __name__ == "sitecustomize":
     try:
-        import hf_relpos  # noqa: F401  it reads HF_RELPOS_OPTIMIZE
+        from hf_relpos.autoload import start
+
+        start()
     except Exception as error:
         sys.stderr.write(f"hf-relpos: no model is optimized, since {sys.executable} has no hf_relpos: {error}\n")
     # The program finds its modules as without us; programs that it starts find this file by PYTHONPATH.

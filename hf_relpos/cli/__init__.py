@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from ..console import print_message
+from ..console import plain_errors, print_message
 from ..version import __version__
 from . import checkpoints, doctor, evaluation, information, run
 from .options import parse_options
@@ -53,6 +54,24 @@ class _App(typer.Typer):
             sys.exit(1)
 
 
+class _Command(TyperCommand):
+    """A command that takes a value once, where Click takes the last of several."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line.
+
+        Raises:
+            typer.Exit: with code 2, for an option that is given twice and is not repeatable.
+        """
+        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        for each in given:
+            is_repeatable = getattr(each, "multiple", True) or getattr(each, "is_flag", True)  # not of arguments
+            if not is_repeatable and given.count(each) > 1:
+                with plain_errors():
+                    raise ValueError(f"{each.opts[0]} is given more than once; give one value")
+        return super().parse_args(ctx, args)
+
+
 app = _App(no_args_is_help=True, pretty_exceptions_enable=False, epilog=EXIT_CODES)
 
 
@@ -75,7 +94,7 @@ def _add(function: Callable[..., None], **settings: Any) -> None:
     """A command of the function's name; its help is the docstring, by paragraph."""
     # a line break would be one in the help, too
     paragraphs = [" ".join(each.split()) for each in (function.__doc__ or "").split("\n\n")]
-    app.command(function.__name__, help="\n\n".join(paragraphs), **settings)(function)
+    app.command(function.__name__, cls=_Command, help="\n\n".join(paragraphs), **settings)(function)
 
 
 # In the order of the help.

@@ -41,13 +41,15 @@ def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
         flag: command-line option, for errors.
 
     Raises:
-        ValueError: for a pair without a key.
+        ValueError: for a pair without a key, and for a key that is given twice.
     """
     options = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not key or not separator:
             raise ValueError(f"{flag} {pair!r} is not of the form KEY=VALUE, such as clip=32")
+        if key in options:
+            raise ValueError(f"{flag} {key}= is given more than once; give one value")
         try:
             options[key] = json.loads(value)
         except ValueError:

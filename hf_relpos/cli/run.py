@@ -15,19 +15,17 @@ from .output import command_output, loading, write_json
 
 
 Precision = StrEnum("Precision", "float32 bfloat16 int8 auto")
-Padding = StrEnum("Padding", "zeros mask stock")
-PrecisionOption = Annotated[
-    Precision,
-    typer.Option(
-        help="Precision of linear layers; bfloat16 and int8 round, int8 most. auto: the fastest with a mean cosine of "
-        ".995 or more to float32, measured on TEXT or, without it, on random tokens."
-    ),
-]
+Padding = StrEnum("Padding", "zeros mask stock auto")
+PRECISION = (
+    "Precision of linear layers; bfloat16 and int8 round, int8 most. auto: the fastest with a mean cosine of .995 or "
+    "more to float32, measured on"
+)
 PaddingOption = Annotated[
     Padding,
     advanced(
         "zeros: remove padding, where the mask is 0 and the token is the padding token. mask: remove all tokens with "
-        "mask 0. stock: keep padding, for programs that read hidden states at padding.",
+        "mask 0. stock: keep padding. auto: zeros where outputs at padding stay, or sentence-transformers or a "
+        "pipeline reads the outputs by the mask; else stock.",
         "--padding",
     ),
 ]
@@ -35,13 +33,14 @@ PaddingOption = Annotated[
 
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments, such as: uvicorn app:app.")],
-    precision: PrecisionOption = Precision.float32,
-    padding: PaddingOption = Padding.zeros,
+    precision: Annotated[Precision, typer.Option(help=f"{PRECISION} random tokens.")] = Precision.float32,
+    padding: PaddingOption = Padding.auto,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole report of each model.")] = False,
 ) -> None:
     """Run a Python program or server, and optimize each encoder that it loads; a line for each on stderr.
 
-    The program is not changed; its exit code and signals are its own. Programs that it starts are optimized, too.
-    Python options that ignore the environment (-E, -I, -S) do not work.
+    The program and its outputs are not changed; its exit code and signals are its own. Programs that it starts are
+    optimized, too. Python options that ignore the environment (-E, -I, -S) do not work.
 
     Examples:
 
@@ -54,6 +53,7 @@ def run(
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
         environment = {autoload.OPTIMIZE: precision, autoload.PADDING: padding, "PYTHONPATH": path}
+        environment |= {autoload.VERBOSE: "1"} if verbose else {}
         try:
             os.execvpe(command[0], command, os.environ | environment)
         except OSError as error:
@@ -67,7 +67,7 @@ def optimize(
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Each line of .txt is a text; 256 are read. Repeatable.")
     ],
     field: Fields = None,
-    precision: PrecisionOption = Precision.float32,
+    precision: Annotated[Precision, typer.Option(help=f"{PRECISION} 32 texts of TEXT.")] = Precision.float32,
     padding: PaddingOption = Padding.zeros,
     trust_remote_code: Annotated[
         bool, advanced("Run the code that the checkpoint names.", "--trust-remote-code")

@@ -1,5 +1,6 @@
 """The plan of a conversion: all choices, made and checked before the weights are read."""
 
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -162,6 +163,10 @@ def plan_conversion(given: Arguments, target: Path) -> Conversion:
     name = choose_method(given, spec)
     method, chosen = METHODS[name], given.method_options or {}
     texts = check_text(given, name)
+    for other, key in itertools.product(METHODS, chosen):
+        if key in METHODS[other].options.keys() - method.options.keys():
+            reason = f"is an option of method = {other!r}, which takes texts (--text), and not of {name!r}"
+            raise ConversionError(f"method_options[{key!r}] = {chosen[key]!r}: it {reason}")
     check_options(chosen, method.options, "method_options", f"method = {name!r}")
     options = {key: option.default for key, option in method.options.items()} | dict(chosen)
     device = choose_device(given.device) if method.learns else torch.device("cpu")

@@ -14,6 +14,8 @@ from ..checkpoints.files import read_json
 from ..checkpoints.hub import find_folder
 from ..data.text import TextError, read_texts
 from ..live import optimize
+from ..live.arguments import parameters_of
+from ..live.find import takes_tokens
 from .encoder import pool
 from .loading import load_tokenizer, loading_errors
 
@@ -36,7 +38,7 @@ def measure_gain(
         name: folder or Hub repository, loaded as sentence-transformers' class that it is of, or else by AutoModel.
         text: sources as of `read_texts`, by line. `MOST_TEXTS` of them are read.
         field: as of `read_texts`.
-        precision, padding: as of `optimize`.
+        precision, padding: as of `optimize`. "int8" and "auto" are measured on `BATCH` of the texts, from all of them.
 
     Returns:
         - model: name, and the class that it was loaded by.
@@ -47,15 +49,16 @@ def measure_gain(
         - difference: the largest, as a share of the largest value.
 
     Raises:
-        ValueError: for an unknown model, and for text that cannot be read or has none.
+        ValueError: for an unknown model, one that takes no texts, and for text that cannot be read or has none.
     """
     texts = list(itertools.islice(read_texts(text, field, by_line=True), MOST_TEXTS))
     if not texts:
         raise TextError(f"text = {', '.join(text)}: there is none; give a file with the texts that you compute")
     with loading_errors(name):
-        model, outputs = _load(name, trust_remote_code)
+        model, inputs, outputs = _load(name, trust_remote_code)
     expected, before = _timed(outputs, texts)
-    report = str(optimize(model, precision, padding=padding))
+    sample = None if precision in ("float32", "bfloat16") else inputs(texts[:: -(-len(texts) // BATCH)])
+    report = str(optimize(model, precision, padding=padding, sample=sample))
     found, after = _timed(outputs, texts)
     cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in zip(found, expected, strict=True)]
     largest = max(float(each.abs().max()) for each in expected)
@@ -82,8 +85,8 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
     )
 
 
-def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]], Any]]:
-    """The model as its folder says, and the function from texts to its outputs, by text."""
+def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]], Any], Callable[[list[str]], Any]]:
+    """The model as its folder says, and functions of texts: a sample for `optimize`, and the outputs by text."""
     kind = _kind(find_folder(name, ["*.json"])) if importlib.util.find_spec("sentence_transformers") else ""
     if kind:
         import sentence_transformers
@@ -91,22 +94,38 @@ def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]]
         owner = getattr(sentence_transformers, kind)(name, device="cpu", trust_remote_code=trust_remote_code)
         settings = {"batch_size": BATCH, "show_progress_bar": False, "convert_to_tensor": True}
         if kind != "CrossEncoder":
-            return owner, lambda texts: owner.encode(texts, **settings)
-        # the scores of all texts for the first one are one output
-        return owner, lambda texts: owner.predict([(texts[0], each) for each in texts], **settings).flatten()[None]
+            return owner, list, lambda texts: owner.encode(texts, **settings)
+
+        def scores(texts: list[str]) -> torch.Tensor:  # of all texts for the first one, which are one output
+            found: torch.Tensor = owner.predict([(texts[0], each) for each in texts], **settings)
+            return found.flatten()[None]
+
+        return owner, lambda texts: _tokenized(owner.tokenizer, [texts[0]] * len(texts), texts), scores
     model: PreTrainedModel = AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code)
+    model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    if not takes_tokens(model, is_root=True):
+        raise ValueError(
+            f"{name}: {type(model).__name__} takes no tokens of text; give an encoder of text or a reranker"
+        )
     tokenizer = load_tokenizer(name)
-    options = {"padding": True, "truncation": True, "max_length": min(tokenizer.model_max_length, LONGEST)}
+    names, _ = parameters_of(type(model).forward)
+    options = {"use_cache": False} if "use_cache" in names else {}  # calls that return a cache keep their padding
+
+    def inputs(texts: list[str]) -> dict[str, Any]:
+        return {**_tokenized(tokenizer, texts), **options}
 
     @torch.inference_mode()
     def means(texts: list[str]) -> torch.Tensor:
-        found = []
-        for begin in range(0, len(texts), BATCH):
-            inputs = tokenizer(texts[begin : begin + BATCH], return_tensors="pt", **options)
-            found.append(pool(model(**inputs)[0], inputs["attention_mask"].bool()))
-        return torch.cat(found)
+        batches = [inputs(texts[begin : begin + BATCH]) for begin in range(0, len(texts), BATCH)]
+        return torch.cat([pool(model(**batch)[0], batch["attention_mask"].bool()) for batch in batches])
 
-    return model.eval(), means
+    return model.eval(), inputs, means
+
+
+def _tokenized(tokenizer: Any, *texts: list[str]) -> dict[str, torch.Tensor]:
+    """Texts, or pairs of them, as a padded batch."""
+    most = min(tokenizer.model_max_length, LONGEST)
+    return dict(tokenizer(*texts, padding=True, truncation=True, max_length=most, return_tensors="pt"))
 
 
 def _kind(folder: Path) -> str:
@@ -118,7 +137,7 @@ def _kind(folder: Path) -> str:
     if (folder / "modules.json").is_file():
         found: str = sentences.get("model_type", "SentenceTransformer")
         return found
-    scores = len(config.get("id2label", ())) == 1 and "Classification" in str(config.get("architectures"))
+    scores = len(config.get("id2label", ())) == 1 and "SequenceClassification" in str(config.get("architectures"))
     return "CrossEncoder" if scores or "sentence_transformers" in config else ""
 
 

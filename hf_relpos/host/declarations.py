@@ -182,6 +182,7 @@ TOOLS = (
     Need("torch:ops.onednn.qlinear_prepack", without="int8 multiplies by torch._int_mm"),
     Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
     Need("torch:_int_mm", without="optimize(precision='int8') raises an error"),
+    Need("torch.ao.quantization.quantize:propagate_qconfig_", without="quantize_dynamic finds no optimized layers"),
     Need("torch:_assert_async"),
     Need("torch:Tensor._make_wrapper_subclass"),
     Need("torch.utils._pytree:tree_map_only"),

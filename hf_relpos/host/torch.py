@@ -1,5 +1,8 @@
 """What the package uses of PyTorch beyond its documented interface; `declarations` says what is done without it."""
 
+import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,6 +68,22 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 def onednn_matmul() -> Any:
     """Where the option `fp32_precision` of oneDNN's products is; None if PyTorch does not have it."""
     return getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None
+
+
+QUANTIZERS = "torch.ao.quantization.quantize"
+
+
+def before_quantization(action: Callable[[torch.nn.Module], object]) -> None:
+    """Call `action` with each model that `quantize_dynamic` and its kin of the module `QUANTIZERS` are to change."""
+    module: Any = sys.modules[QUANTIZERS]
+    propagate: Any = getattr(module, "propagate_qconfig_", None)
+
+    def propagate_after(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        action(model)
+        return propagate(model, *args, **kwargs)
+
+    if propagate is not None:
+        module.propagate_qconfig_ = functools.wraps(propagate)(propagate_after)
 
 
 def multiply_matrices_int8(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -74,6 +74,7 @@ class Setup:
         trusted: classes, and code of others, that were inside when the levels were checked; None to trust all.
         is_foreign: whether code of others was among them.
         checked: the length of the longest batch of the check.
+        keeps_states: whether calls that ask for all hidden states keep their padding.
         fewest: padding tokens that are worth taking out.
         difference: from Transformers at tokens, as a share of the largest value.
         record: of its calls; None for those of a check, in which errors are raised.
@@ -89,6 +90,7 @@ class Setup:
     trusted: frozenset[Any] | None = None
     is_foreign: bool = False
     checked: int = 0
+    keeps_states: bool = False
     fewest: int = field(default_factory=lambda: FEWEST)
     difference: float = 0.0
     record: Record | None = None

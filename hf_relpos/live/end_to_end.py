@@ -16,13 +16,17 @@ from .shadow import shadow
 
 # In the class names of heads that find spans: their softmax and loss are over all positions of a row.
 SPANS = "ForQuestionAnswering"
+MAY_READ = "the program may read outputs at padding, which would change; padding='zeros' takes it out all the same"
 
 
-def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tuple[tuple[str, ...], bool, str]:
+def sides_that_heads_allow(
+    root: nn.Module, inside: Mapping[str, Setup], everywhere: bool = False
+) -> tuple[tuple[str, ...], bool, str]:
     """Where padding may be taken out of without another output of an object.
 
     Args:
         inside: how calls of the encoders in it are to be computed, by their names in it; at least one.
+        everywhere: whether outputs at padding are to stay, too.
 
     Returns:
         The sides, whether they hold in training, and who reads padding, in words; "" if nobody does.
@@ -48,8 +52,12 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
         for name, setup in inside.items():
             apply_to(trial.get_submodule(name), setup.for_check())
         sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
+        if everywhere and sides != probe.agreement(trial, expected, tolerance_of(root), *inputs, everywhere=True)[0]:
+            return (), False, MAY_READ
         trains = _agree_in_training(stock, trial, probe, inputs, {*sides})
         return sides, trains, "" if sides == common else reader
+    if everywhere:
+        return (), False, MAY_READ
     return common, True, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
 
 

@@ -9,7 +9,7 @@ from ..products.weight_cache import CachingLinear, forget
 from .call import Setup
 from .check import Check, apply_to, refusal
 from .encoder import SETUP
-from .end_to_end import sides_that_heads_allow
+from .end_to_end import MAY_READ, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
 from .own import give_speech, own_parts
@@ -18,7 +18,9 @@ from .record import Record
 from .substitute import MADE_OF, OURS, stock_class
 
 
-PADDINGS = ("zeros", "mask", "stock")
+PADDINGS = ("zeros", "mask", "stock", "auto")
+# Packages whose objects read the outputs of their models by the mask.
+READERS = ("sentence_transformers.", "transformers.pipelines.")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Encoder:
         level: "contract", "own" or "by length", of docs/live.md; "" where padding stays.
         difference: from Transformers at tokens on a few rows, as a share of the largest value.
         effect: what is faster, in words.
+        is_bare: whether it is a model by itself, whose hidden states go to the caller.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Encoder:
     level: str
     difference: float
     effect: str
+    is_bare: bool = False
 
     def __str__(self) -> str:
         layers = f", {self.layers} layers" if self.layers else ""
@@ -84,15 +88,20 @@ def take_padding_out(found: Found, padding: str, record: Record) -> list[Encoder
         reports.append(Skipped(found.path, root_kind, reason))
     unpadded = {name: each for name, each in setups.items() if isinstance(each, Setup) and each.sides}
     is_bare = not unpadded or "" in unpadded
-    sides, trains, reader = (SIDES, True, "") if is_bare else sides_that_heads_allow(root, unpadded)
+    sides, trains, reader = SIDES, True, ""
+    may_read = padding == "auto" and not type(found.owner).__module__.startswith(READERS)
+    if not is_bare:
+        sides, trains, reader = sides_that_heads_allow(root, unpadded, may_read)
+    elif padding == "auto" and unpadded:  # also in pipelines, which return its states
+        sides, reader = (), MAY_READ
     for name, setup in setups.items():
         encoder = root.get_submodule(name)
         place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
         if isinstance(setup, Setup):
             allowed = tuple(side for side in setup.sides if side in sides)
-            setup = replace(setup, sides=allowed, trains=setup.trains and trains, record=record)
+            setup = replace(setup, sides=allowed, trains=setup.trains and trains, keeps_states=may_read, record=record)
             if setup.sides or setup.own is not None:
-                reports.append(_changed(place, kind, encoder, setup, reader))
+                reports.append(replace(_changed(place, kind, encoder, setup, reader), is_bare=encoder is root))
                 continue
             setup = f"padding stays: {reader}"
         reports.append(Skipped(place, kind, setup))

@@ -1,19 +1,24 @@
 """A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
 
+import functools
 import os
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from ..deferred import when_imported
+from ..host.torch import QUANTIZERS, before_quantization
 from ..products.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packed_rows
 from ..products.low_precision import KINDS, int8_rates
 from ..products.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .comparison import Agreement, Comparison, Sample
+from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
-from .levels import PADDINGS, Encoder, Skipped, restore, take_padding_out
+from .levels import PADDINGS, Encoder, Skipped, restore, restore_attention, take_padding_out
 from .precision import choose
 from .record import Answer, Counts, Record, watching
 from .splade import take_maxima_first
@@ -23,6 +28,8 @@ from .verify import WHEN, Verified
 PRECISIONS = ("float32", "bfloat16", "int8", "auto")
 VERIFY = "HF_RELPOS_VERIFY"  # environment variable: the default of `verify`
 BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
+ONEDNN = "by oneDNN"
+ZEROS = "hidden states at padding are zeros: read them by the mask, or pass padding='stock'"
 
 
 @dataclass
@@ -96,10 +103,27 @@ class Optimized:
     def __exit__(self, *error: object) -> None:
         self.undo()
 
+    @property
+    def summary(self) -> str:
+        """The report in a few words, for one line of a log; the last are the least important."""
+        levels = ", ".join(sorted({each.level for each in self.encoders if each.level}))
+        reasons, effects = [each.reason for each in self.left], "; ".join(each.effect for each in self.encoders)
+        if any(MAY_READ in each for each in (*reasons, effects)):
+            reasons = ["padding stays, as code may read it (--padding zeros)"]
+        faster = ["attention"] if "is faster" in effects else []
+        if self.linear and self.products.startswith(ONEDNN):
+            faster.append(f"{self.linear} layers {ONEDNN}")
+        words = [f"padding taken out (level {levels})"] if levels else []
+        words += [re.split(r", and| \([A-Z]", each)[0] for each in reasons[:1]]
+        words += [re.split("[:(]", self.rounded)[0].replace(" linear", "").strip()] if self.rounded else []
+        words += [f"faster: {', '.join(faster)}"] if faster else []
+        return "; ".join(words) or "nothing is changed"
+
     def __str__(self) -> str:
         if self._modules is None:
             return "undone: the model is as it was before"
-        lines = [str(each) for each in self.encoders]
+        lines = [ZEROS] if any(each.is_bare and each.level for each in self.encoders) else []
+        lines += [str(each) for each in self.encoders]
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
         lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.agreement)))
@@ -143,7 +167,8 @@ def optimize(
             tokens of the vocabulary, which say less.
         padding: what becomes of padding. "zeros": it is taken out where the mask is 0 and the token is the padding
             token. "mask": where the mask is 0, whatever the token, and also of `inputs_embeds`. "stock": calls with
-            padding are left to Transformers.
+            padding are left to Transformers. "auto": as "zeros" where sentence-transformers or a pipeline reads the
+            outputs by the mask, or those at padding stay, as logits of rows; otherwise padding stays.
         verify: which calls in evaluation are computed both ways, by their level and by Transformers, whose outputs are
             returned. "first call": the first of each kind of arguments, length and padding; a kind that differs is
             left to Transformers, with a warning. "always", "every 1000": further ones, too. "load": none. None for the
@@ -174,6 +199,7 @@ def optimize(
         raise ValueError(f"padding = {padding!r} is not one of {', '.join(map(repr, PADDINGS))}")
     record = Record(Verified(verify or os.environ.get(VERIFY) or WHEN[0]))
     limit_caches()
+    _serve_quantizers()
     library = linear_library()  # before anything is changed, since the environment may be wrong
     roots = [each.module for each in found]
     wanted = sample is not None or precision in ("int8", "auto")
@@ -196,6 +222,12 @@ def optimize(
         raise
 
 
+@functools.cache
+def _serve_quantizers() -> None:
+    """Let `quantize_dynamic` have models as they were before: it looks for the very class `nn.Linear`."""
+    when_imported(QUANTIZERS, lambda: before_quantization(restore_attention))
+
+
 def _change_products(
     roots: list[nn.Module], precision: str | None, library: Library, comparison: Comparison | None, handle: Optimized
 ) -> None:
@@ -204,7 +236,7 @@ def _change_products(
     layers = [] if precision is None else _linear_layers(modules)
     inside = set() if precision == "float32" else set().union(*map(layers_in, roots))
     rounded = [layer for layer in layers if layer in inside]
-    handle.products = "by oneDNN" if library.is_used else "PyTorch's own products are kept"
+    handle.products = ONEDNN if library.is_used else "PyTorch's own products are kept"
     handle.products += f" ({rates_of(library)})"
     if already := sum(isinstance(module, CachingLinear) for module in modules):
         handle.products += f"; {already} are as an earlier call left them"

@@ -16,7 +16,7 @@ from .shadow import shadow
 # Arguments that ask for keys and values, or XLNet's memory. The code of others may not look at the configuration.
 MEMORIES = ("use_cache", "use_mems")
 # Where padding stands.
-SIDES = ("right", "left")
+SIDES: tuple[str, ...] = ("right", "left")
 # Largest difference, as a share of the largest value: float32 and float64, and half precision.
 TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
 
@@ -70,15 +70,18 @@ class Probe:
         self.inputs |= {name: False for name in MEMORIES if name in names}
 
     def agreement(
-        self, model: Any, expected: dict[str, Any], tolerance: float, *inputs: Any
+        self, model: Any, expected: dict[str, Any], tolerance: float, *inputs: Any, everywhere: bool = False
     ) -> tuple[tuple[str, ...], float]:
         """The sides on which the outputs of a model are those that are expected.
+
+        Args:
+            everywhere: at padding, too.
 
         Returns:
             The sides, and the largest difference there, as a share of the largest value; on no side, the least of one.
         """
         try:
-            worst = differences(outputs_of(model, *inputs), expected, self.real)
+            worst = differences(outputs_of(model, *inputs), expected, self.real | everywhere)
         except Exception:  # of the code of others, which may expect what the model no longer gives
             return (), float("inf")
         by_side = {side: float(worst[at :: len(self.sides)].max()) for at, side in enumerate(self.sides)}

@@ -130,6 +130,12 @@ def _cache(call: EncoderCall) -> str:
     return ""
 
 
+def _states(call: EncoderCall) -> str:
+    if not call.setup.keeps_states or not call.wants("output_hidden_states"):
+        return ""
+    return "it asks for hidden states, which the program may read at padding: padding='zeros' takes it out"
+
+
 def _trains(call: EncoderCall) -> str:
     is_barred = call.encoder.training and not call.setup.trains
     return "in training its rows depend on each other or on padding" if is_barred else ""
@@ -198,6 +204,7 @@ def _side(call: EncoderCall) -> str:
 PADDING = (
     Rule("The batch has fewer than 16 padding tokens.", _few),
     Rule("It returns keys and values, or XLNet's memory: pass `use_cache=False` or `use_mems=False`.", _cache),
+    Rule('It asks for hidden states, under `padding="auto"`.', _states),
     Rule("Code of others reads other rows or padding in training.", _trains),
     Rule("Code of others gets an argument besides tokens, mask, positions, token types and switches.", _unfamiliar),
     Rule(
