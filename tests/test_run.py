@@ -211,6 +211,7 @@ def test_run_keeps_outputs_at_padding(folder, tmp_path):
     mean = torch.load(tmp_path / "below")["mean"]
     told = run(*command, tmp_path / "zeros", options=("--padding", "zeros", "--verbose"))
     assert "hidden states at padding are zeros" in told.stderr and "GFLOP/s" in told.stderr
+    assert "calls:" not in below.stderr and re.search(r"BertModel: calls: 1 by contract; \d+ of \d+", told.stderr)
     assert (torch.load(tmp_path / "zeros")["mean"] - mean).abs().max() > 1e-2
 
 
@@ -354,6 +355,7 @@ def test_optimize_command(kind, folder, tmp_path):
         assert "taken out" in found["report"] and ("30 rows of the given" in found["report"]) == bool(options)
         is_unpadded = "as unpadding sets them to zero" in found["report"]  # a call that asks for no cache
         assert is_unpadded or not options or kind not in ENCODERS
+        assert "tokens are computed" in found["calls"] and found["calls"] in result.stderr
         assert found["before"] > 0 < found["after"] and found["least"] <= found["cosine"] <= 1 + 1e-9
         assert f"{found['before'] / found['after']:.2f} times as fast" in result.stderr
         assert (found["difference"] < 1e-5 or options) and found["cosine"] > 0.9

@@ -5,6 +5,7 @@ they know the tokenizer, and who reads the outputs. A model that is loaded in th
 once, with the outermost object. `hf-relpos run` puts the folder of this file on PYTHONPATH, for its `sitecustomize`.
 """
 
+import atexit
 import contextlib
 import functools
 import os
@@ -59,6 +60,8 @@ class Autoload:
         self.precision, self.padding, self.verbose = precision, padding, verbose
         self.is_active = True
         self.replaced: list[tuple[Any, str, Any, Any]] = []
+        self.reports: list[tuple[str, Any]] = []  # of `optimize`, with the name of a class
+        atexit.register(self._say_counts)
         when_auto_classes_are_imported(self._wrap_transformers)
         when_imported("transformers.pipelines", self._wrap_pipelines)
         when_imported("sentence_transformers", self._wrap_sentence_transformers)
@@ -115,12 +118,21 @@ class Autoload:
         self.replaced.append((owner, name, before, after))
         setattr(owner, name, after)
 
+    def _say_counts(self) -> None:
+        """What became of the calls, at the end; without `verbose` only where more than half of the padding stayed."""
+        for kind, report in self.reports:
+            counts = report.counts()
+            if counts.calls and (self.verbose or counts.padding_computed > 0.5):
+                with contextlib.suppress(OSError, ValueError):  # of a standard error that is closed
+                    sys.stderr.write(f"hf-relpos: {kind}: {counts}\n")
+
     def _optimize(self, model: Any) -> None:
         try:
             from ..live import optimize
 
             report = optimize(model, self.precision, padding=self.padding)
             said, more = report.summary, str(report)
+            self.reports.append((type(model).__name__, report))
         except Exception as error:  # the program is to go on
             more = f"{type(error).__name__}: {' '.join(str(error).split())}"
             said = f"left as it is ({more})"

@@ -43,6 +43,7 @@ def measure_gain(
     Returns:
         - model: name, and the class that it was loaded by.
         - report: of `optimize`: levels, what is taken out, what is left and why.
+        - calls: level, tokens and reasons of each call, or why padding stayed.
         - texts: how many were computed, in batches of `BATCH`.
         - before, after: seconds of the wall for all texts.
         - cosine, least: of the outputs with those before, by text: mean and smallest.
@@ -58,13 +59,15 @@ def measure_gain(
         model, inputs, outputs = _load(name, trust_remote_code)
     expected, before = _timed(outputs, texts)
     sample = None if precision in ("float32", "bfloat16") else inputs(texts[:: -(-len(texts) // BATCH)])
-    report = str(optimize(model, precision, padding=padding, sample=sample))
+    handle = optimize(model, precision, padding=padding, sample=sample, verify="load")  # which times single calls
+    calls = handle.explain(outputs, texts)
     found, after = _timed(outputs, texts)
     cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in zip(found, expected, strict=True)]
     largest = max(float(each.abs().max()) for each in expected)
     return {
         "model": f"{name} ({type(model).__name__})",
-        "report": report,
+        "report": str(handle),
+        "calls": "\n".join(dict.fromkeys(map(str, calls))),
         "texts": len(texts),
         "before": before,
         "after": after,
@@ -78,7 +81,7 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
     """The result of `measure_gain` in lines."""
     before, after = gain["before"], gain["after"]
     return (
-        f"{gain['model']}, {gain['texts']} texts in batches of {BATCH}\n{gain['report']}\n"
+        f"{gain['model']}, {gain['texts']} texts in batches of {BATCH}\n{gain['report']}\n{gain['calls']}\n"
         f"{before:.2f} s before, {after:.2f} s now: {before / after:.2f} times as fast\n"
         f"cosine of the outputs with those before: {gain['cosine']:.4f}, least {gain['least']:.4f}; largest "
         f"difference {gain['difference']:.0e} of the largest value"

@@ -68,13 +68,20 @@ class Counts:
         calls: how many, by level; "Transformers" for those left to it.
         given: tokens of these calls, with their padding.
         computed: tokens that were computed.
+        real: tokens that the masks show.
         left: how many calls kept their padding, or were left to Transformers, by reason.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
     given: int = 0
     computed: int = 0
+    real: int = 0
     left: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def padding_computed(self) -> float:
+        """The share of the padding that was computed."""
+        return (self.computed - self.real) / max(self.given - self.real, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -143,6 +150,7 @@ class Record:
             counts.calls[answer.level] += 1
             counts.given += answer.given
             counts.computed += answer.computed
+            counts.real += answer.real
             is_new = reason is not None and reason.kind not in counts.left
             if reason is not None:
                 counts.left[reason.kind] += 1
