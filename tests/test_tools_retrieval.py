@@ -4,6 +4,7 @@ LangChain's and LlamaIndex's embeddings, GLiNER and GLiNER2, which are not among
 by hand: their encoders computed .18, .18, .24 and .28 of what they did with padding.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from keybert import KeyBERT
 from pydantic import BaseModel, PrivateAttr
 from rerankers import Reranker
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3Model, pipeline
 from txtai import Embeddings
-from wording import TEXTS, classifier
+from wording import TEXTS, VOCABULARY, classifier, save_with_tokenizer
 
 from hf_relpos import optimize
 
@@ -47,6 +48,16 @@ class Embedder(BaseModel):
         self._client = sentences(folder)
 
 
+def decoder(folder):
+    """Of the class Qwen3, which returns keys and values unless it is told not to, and a pipeline does not tell."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Qwen3Config(**sizes, vocab_size=len(VOCABULARY), num_key_value_heads=1, head_dim=8, pad_token_id=0)
+    save_with_tokenizer(Qwen3Model(config), Path(folder, "decoder"))
+    assert config.use_cache
+    return pipeline("feature-extraction", f"{folder}/decoder", device="cpu", batch_size=32)
+
+
 def txtai(folder):
     return Embeddings(path=f"{folder}/sentences", method="sentence-transformers", gpu=False)
 
@@ -70,6 +81,7 @@ HOSTS = {
         lambda folder: pipeline("text-classification", folder, device="cpu", batch_size=32),
         lambda found: [each["score"] for each in found(BATCH)],
     ),
+    "pipeline of a decoder": (decoder, lambda found: [each[0][0] for each in found(BATCH)]),
     "CrossEncoder": (lambda folder: CrossEncoder(folder, device="cpu"), lambda found: found.predict(PAIRS)),
     "SentenceTransformer": (sentences, lambda found: found.encode(BATCH)),
     "MultiVectorEncoder": (

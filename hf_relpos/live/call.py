@@ -69,6 +69,7 @@ class Setup:
         pads: ids of the padding token; a position is padding if its mask is 0 and it has one of them.
         trusts_mask: whether the mask alone says what is padding.
         returns_cache: whether it returns keys and values, or XLNet's memory, where it is not told to do without.
+        drops_cache: whether nobody reads the cache of calls that do not ask for it.
         limit: the length of a batch from which on rotations or chosen keys depend on that length; None for none.
         trains: whether its outputs in training depend on each row alone, dropout aside.
         trusted: classes, and code of others, that were inside when the levels were checked; None to trust all.
@@ -85,6 +86,7 @@ class Setup:
     pads: tuple[int, ...] = ()
     trusts_mask: bool = False
     returns_cache: bool = False
+    drops_cache: bool = False
     limit: int | None = None
     trains: bool = True
     trusted: frozenset[Any] | None = None
@@ -132,6 +134,8 @@ class EncoderCall:
     def __init__(self, encoder: Any, forward: Callable[..., Any], setup: Setup, given: dict[str, Any]) -> None:
         self.encoder, self.forward, self.setup, self.given = encoder, forward, setup, given
         self.names, self.takes_others = parameters_of(type(encoder).forward)
+        if setup.drops_cache and "use_cache" in self.names and given.get("use_cache") is None:
+            self.given = given | {"use_cache": False}
         self.config: Any = getattr(encoder, "config", None)
         self.parts: list[Any] = []  # of level `by length`
 

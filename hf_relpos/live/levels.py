@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from ..products.weight_cache import CachingLinear, forget
+from .arguments import wants
 from .call import Setup
 from .check import Check, apply_to, refusal
 from .encoder import SETUP
@@ -20,7 +21,8 @@ from .substitute import MADE_OF, OURS, stock_class
 
 PADDINGS = ("zeros", "mask", "stock", "auto")
 # Packages whose objects read the outputs of their models by the mask.
-READERS = ("sentence_transformers.", "transformers.pipelines.")
+PIPELINES = "transformers.pipelines."
+READERS = ("sentence_transformers.", PIPELINES)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,10 @@ def _setup_of(encoder: Any, found: Found, padding: str) -> Setup | str:
         return reason
     pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
     sides = () if padding == "stock" else SIDES
-    setup = Setup((), sides, pads, trusts_mask=padding == "mask", trusted=known)
+    drops_cache = (
+        type(found.owner).__module__.startswith(PIPELINES) and not getattr(found.module, "can_generate", bool)()
+    )
+    setup = Setup((), sides, pads, trusts_mask=padding == "mask", trusted=known, drops_cache=drops_cache)
     return Check(encoder, setup, own).setup()
 
 
@@ -137,8 +142,8 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
             f"padding{where} is taken out, its hidden states are zeros "
             f"(level {setup.levels[0].name}, difference {setup.difference:.0e})"
         )
-        if setup.returns_cache:
-            argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
+        argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
+        if setup.returns_cache and not setup.drops_cache and wants(encoder, {}, argument):
             effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
         if setup.limit is not None:
             effects.append(f"not of batches of {setup.limit} tokens and more, whose length changes what it computes")
