@@ -463,6 +463,20 @@ def test_dropout_is_fair(rate):
     assert torch.equal(dropped_out(tensors, terms, context, rate, 11).transpose(1, 2), weights)
 
 
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
+def test_dropout_does_not_depend_on_the_contents_of_other_rows(mask):
+    """Which tell how many keys are left out. The output is linear in the values, with the gradient for weights."""
+    tensors = [0.1 * each for each in vectors(513, 513)]
+    given = decaying(513), AttentionContext(513, 513), 0.3, 11, MASKS[mask](513)
+    expected = dropped_out(tensors, *given)
+    tensors[0][1] *= 100
+    out = dropped_out([*tensors[:2], tensors[2].requires_grad_()], *given)
+    torch.testing.assert_close(out[0], expected[0], rtol=0, atol=1e-12)
+    gradient = torch.randn_like(out)
+    (of_values,) = torch.autograd.grad(out, tensors[2], gradient)
+    torch.testing.assert_close((of_values * tensors[2]).sum(), (out * gradient).sum())
+
+
 @pytest.mark.parametrize("mask", ["none", "window", "attention window"])
 def test_dropout_is_replayed_in_the_backward(mask):
     """Gradients are those of the formula with the weights that the forward dropped."""

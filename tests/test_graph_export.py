@@ -7,12 +7,12 @@ both sides of the end of every table are run, whichever of them the program was 
 import openvino
 import pytest
 import torch
-from oracles import ON_TOKENS, onnx_program, onnx_runner, tiny_model
+from oracles import ON_TOKENS, extra_inputs, onnx_program, onnx_runner, tiny_model
 from selection import FEATURE_SCHEMES, with_full
 from torch.export import Dim
 from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-from hf_relpos import SCHEMES, RelPosBertForSequenceClassification
+from hf_relpos import SCHEMES, RelPosBertForSequenceClassification, RelPosBertModel
 
 
 RECORDED = with_full([12], [24])  # within the table and past its end
@@ -114,3 +114,14 @@ def test_transformers_onnx_exporter(scheme, backend):
     model = classifier(scheme, backend)
     exported = OnnxExporter().export(model, sequences(2, 12), config=OnnxConfig(dynamic=True))
     check(model, lambda **inputs: exported(**inputs)[0])  # called, it runs onnxruntime
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_torchscript_trace(scheme):
+    """With the outputs of the model on the traced input."""
+    model = tiny_model(RelPosBertModel, scheme, return_dict=False)
+    inputs = sequences(2, 12) | extra_inputs(scheme, 2, 12)
+    with torch.no_grad():
+        expected = model(**inputs)[0]
+        traced = torch.jit.trace(model, example_kwarg_inputs=inputs, check_trace=False)
+        torch.testing.assert_close(traced(**inputs)[0], expected, rtol=0, atol=1e-5)

@@ -55,7 +55,7 @@ def layer_and_rows():
     torch.manual_seed(0)
     rows = torch.randn(6, 96)
     rows[2] *= 1000  # a token with large values must cost the others nothing
-    return Int8Linear(96, 160), rows
+    return Int8Linear(96, 160).eval(), rows
 
 
 def classifier():

@@ -81,7 +81,7 @@ class _SelfAttention(BatchAttention):
         buckets = getattr(self, "position_buckets", -1)
         # half the rows of P, and up to which distance each has one of its own
         span, one_to_one = (buckets, buckets // 2) if buckets > 0 else (self.max_relative_positions,) * 2
-        first, last = rows_in_use(context, span, one_to_one)
+        first, last = rows_in_use(context, span, one_to_one, self.pos_dropout)
         rows, heads = self.pos_dropout(rel_embeddings[first : last + 1]), self.num_attention_heads
         found = disentangled_terms(rows, row_of_offset - first, context, heads, key_projection, query_projection)
         return replace(found, scale=scale)

@@ -40,8 +40,10 @@ def attend_by_offset(
         # booleans that are added to the scores hide nothing
         ours = mask.dtype == hidden_states.dtype or (mask.dtype == torch.bool and backend == "sdpa")
         mask = as_boolean(mask)
-        # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output
-        ours = ours and (mask is None or mask.dtype == torch.bool or not torch.is_grad_enabled())
+        # with all scores of a query at the minimum, SDPA's gradients on the CPU are not those of its output; dropout
+        # must not depend on whether there are gradients
+        may_train = torch.is_grad_enabled() or self.dropout.training
+        ours = ours and (mask is None or mask.dtype == torch.bool or not may_train)
     if not ours:
         return forward(hidden_states, attention_mask, *args, **kwargs)
     left, right = self.left_max_position_embeddings, self.right_max_position_embeddings

@@ -48,7 +48,7 @@ def _pack_bfloat16(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Int8Linear(CachingLinear):
-    """`torch.nn.Linear` with products of int8, for inference; with gradients it computes in float32.
+    """`torch.nn.Linear` with products of int8, for inference; in training and with gradients it computes in float32.
 
     Activations have a scale for each token and weights one for each output feature: a token with large values, as
     BERTs have them, costs others nothing, and padding changes no number (Dettmers et al. 2022, arXiv 2208.07339, §2).
@@ -59,7 +59,8 @@ class Int8Linear(CachingLinear):
         """As `torch.nn.Linear`."""
         weight = self.weight
         if (
-            has_gradients(input, weight, self.bias)
+            self.training
+            or has_gradients(input, weight, self.bias)
             or input.dtype != torch.float32
             or weight.device.type != "cpu"
             or weight.dtype != input.dtype

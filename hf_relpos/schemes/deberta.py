@@ -169,21 +169,25 @@ def disentangled_terms(
     return Terms(query_table=table(key_projection), key_table=table(query_projection))
 
 
-def rows_in_use(context: AttentionContext, span: int, one_to_one: int) -> tuple[int, int]:
+def rows_in_use(context: AttentionContext, span: int, one_to_one: int, dropout: nn.Dropout) -> tuple[int, int]:
     """Return the first and last of the 2·span rows that offsets of this call can use.
 
-    A graph uses all rows, since it must work for any length. Without gradients, the largest distance is rounded up to
-    a power of two. Inputs of similar lengths then use the same rows, whose projections are cached
+    A graph uses all rows, since it must work for any length. Without gradients and dropout, the largest distance is
+    rounded up to a power of two. Inputs of similar lengths then use the same rows, whose projections are cached
     (`projection_cache`).
 
     Args:
         one_to_one: distances up to this one have a row each; logarithmic buckets begin after it.
+        dropout: of the rows. What it draws must not depend on whether there are gradients: a pass without them is
+            repeated with them from the same random state, by activation checkpointing and gradient caching.
     """
 
     def within(distance: int) -> int:
         if is_traced() or distance > one_to_one:
             return span
-        return distance if torch.is_grad_enabled() or distance == 0 else min(1 << (distance - 1).bit_length(), span)
+        if dropout.training or torch.is_grad_enabled() or distance == 0:
+            return distance
+        return min(1 << (distance - 1).bit_length(), span)
 
     return span - within(context.high), min(span + within(-context.low), 2 * span - 1)
 
@@ -203,12 +207,14 @@ class RelativeEmbeddings(SharedScheme):
         self.rel_embeddings = nn.Embedding(2 * self.span, config.hidden_size) if relative else None
         normed = settings["norm_rel_ebd"] == "layer_norm"
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if normed else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)  # not called, but in training with those of the layers
 
     def forward(self, context: AttentionContext) -> tuple[torch.Tensor, ...]:
         """Return the rows that this call uses, (N, D), and the row of each offset, ordered as `context.offsets`."""
         if self.rel_embeddings is None:
             return ()
-        first, last = rows_in_use(context, self.span, self.span if self.buckets is None else self.buckets // 2)
+        one_to_one = self.span if self.buckets is None else self.buckets // 2
+        first, last = rows_in_use(context, self.span, one_to_one, self.dropout)
         if torch.compiler.is_exporting() and type(self.rel_embeddings) is nn.Embedding:
             rows = self.rel_embeddings.weight  # all rows; without a look-up, runtimes fold constants
         else:

@@ -80,10 +80,12 @@ class Tables(Scheme, name="tables"):
             right = (knots < clipped[:, None]).sum(-1)  # ONNX has no searchsorted
         left = (right - 1).clamp(min=0)
         gap = (knots[right] - knots[left]).clamp(min=1)
-        left_weight = (knots[right] - clipped).to(rows.dtype) / gap
-        in_range = (offsets.abs() <= self.max_distance) | (self.settings["out_of_range"] == "clip")
+        of_left = (knots[right] - clipped).to(rows.dtype) / gap
+        of_right = 1 - of_left
+        if self.settings["out_of_range"] == "zero":
+            in_range = offsets.abs() <= self.max_distance
+            of_left, of_right = of_left * in_range, of_right * in_range
         column = (-1,) + (1,) * (rows.dim() - 2)
-        of_left, of_right = left_weight * in_range, (1 - left_weight) * in_range
         return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
 
     def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:

@@ -23,8 +23,9 @@ from .relative_shift import padded
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# Calls with fewer scores, B·H·L·K, are too short for chunks to pay (scripts/benchmarks/bench_attention.py). If oneDNN
-# is faster, a quarter is enough with tables of vectors: PyTorch's own products make SDPA's bias.
+# Calls with fewer scores, B·H·L·K, are too short for chunks to pay (scripts/benchmarks/bench_attention.py). With
+# tables of vectors a half is enough under dropout. Without it a quarter is, if oneDNN is faster: PyTorch's own
+# products make SDPA's bias.
 FEWEST_SCORES = 1 << 19
 # Training keeps the probabilities of a call up to so many bytes of scores: one row of 512 tokens, 12 heads has 12 MB.
 KEPT = 1 << 24
@@ -46,7 +47,9 @@ class Chunked:
         # with dropout, a window or fast products, it is faster than sdpa even without relative terms
         fast = call.dtype == torch.float32 and bmm_library().is_used
         alone = call.dropout > 0 or isinstance(call.mask, SlidingWindowMask) or fast
-        fewest = FEWEST_SCORES // 4 if fast and (call.terms.query_table or call.terms.key_table) else FEWEST_SCORES
+        # what a seed draws must not depend on a measurement
+        share = 2 if call.dropout else 4 if fast else 1
+        fewest = FEWEST_SCORES // share if call.terms.query_table or call.terms.key_table else FEWEST_SCORES
         reasons = {
             "only eager returns attention weights": call.output_weights,
             "the mask is not a boolean tensor that broadcasts to (B, H, L, K)": not _is_readable(call),
@@ -113,7 +116,7 @@ def far_offsets(content: torch.Tensor, key: torch.Tensor, terms: ToeplitzTerms, 
     long as content differs by less than about 20; with subnormal numbers some processors take many times as long.
 
     Returns:
-        Boolean (H or 1, P); None if there are none, or if more than the content and a bias makes the scores.
+        Boolean (H or 1, P); None if no contents leave any out, or if the scores are more than content and a bias.
     """
     bias, own = terms.bias, -terms.low
     if bias is None or any(each is not None for each in (terms.query_table, terms.key_table, terms.dense)):
@@ -130,8 +133,7 @@ def far_offsets(content: torch.Tensor, key: torch.Tensor, terms: ToeplitzTerms, 
     key = key - key.mean(2, keepdim=True)
     of_own = (content * key[:, :, start : start + length]).sum(-1)
     spread = terms.scale * (content.norm(dim=-1) * key.norm(dim=-1).amax(-1, keepdim=True) - of_own).amax((0, 2))
-    far = below > depth + (spread if len(below) > 1 else spread.amax(0, keepdim=True))[:, None]
-    return far if bool(far.any()) else None
+    return below > depth + (spread if len(below) > 1 else spread.amax(0, keepdim=True))[:, None]
 
 
 def _groups(call: ChunkedCall, inputs: Inputs) -> Iterator[tuple[HeadGroup, list[QueryChunk]]]:

@@ -222,21 +222,28 @@ class HeadGroup:
         """Return 1 for pairs to keep and 0 for pairs to drop, (g, m, c) for every range, drawn by the generator."""
         if generator is None:
             return []
+        # Where contents leave keys out, numbers are drawn for all, as they must not depend on contents.
+        whole = self._drawn(chunk, rounded_up(self.keys) + ALIGNED, generator) if chunk.skips_far else None
         drawn_masks = []
         for index, (begin, end) in enumerate(pairwise(chunk.begins)):
-            shape = (self.count, chunk.rows, end - begin)
-            total = self.count * chunk.rows * shape[2]
-            words = workspace("bits", (-(-total // 8),), torch.int64)
-            words.random_(-(1 << 63), None, generator=generator)
-            drawn = words.view(torch.uint8)[:total].view(shape)
-            # One byte is drawn for each weight, and for each query the multiple of 2^−8 that its bytes are compared
-            # with. On average, this is the requested multiple of 2^−16.
-            low, rest = divmod(self.call.dropout, 256)
-            least = torch.randint(256, (*shape[:2], 1), generator=generator, device=drawn.device) < rest
+            drawn, least = whole or self._drawn(chunk, end - begin, generator)
+            first = chunk.key_ranges[index][0] if whole else 0
             # multiplying takes a tenth of the time of masked_fill
-            factors = workspace(f"kept{index}", shape, self.key.dtype)
-            drawn_masks.append(torch.ge(drawn, least.to(torch.uint8) + low, out=factors))
+            factors = workspace(f"kept{index}", (self.count, chunk.rows, end - begin), self.key.dtype)
+            drawn_masks.append(torch.ge(drawn[..., first : first + end - begin], least, out=factors))
         return drawn_masks
+
+    def _drawn(self, chunk: QueryChunk, width: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw a byte for each weight, (g, m, width), and for each query what its bytes are compared with, (g, m, 1).
+
+        This is a multiple of 2^−8, on average the requested multiple of 2^−16.
+        """
+        total = self.count * chunk.rows * width
+        words = workspace("bits", (-(-total // 8),), torch.int64)
+        words.random_(-(1 << 63), None, generator=generator)
+        low, rest = divmod(self.call.dropout, 256)
+        least = torch.randint(256, (self.count, chunk.rows, 1), generator=generator, device=words.device) < rest
+        return words.view(torch.uint8)[:total].view(self.count, chunk.rows, width), least.to(torch.uint8) + low
 
     def forward(
         self, chunk: QueryChunk, generator: torch.Generator | None, kept: list[torch.Tensor] | None = None
