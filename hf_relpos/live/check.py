@@ -23,6 +23,7 @@ from . import contract
 from .arguments import parameters_of
 from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
 from .foreign import kinds_in, modules_in
+from .guard import Guard, WriteError
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
@@ -171,6 +172,8 @@ class Check:
             lengths = (longest - 1 if self.is_foreign else longest, *others)
             self.probe = Probe(self.trial, lengths, self.base.pads, SIDES, self.base.trusts_mask, longest)
             expected = outputs_of(self.trial, self.probe.inputs)
+        except WriteError as error:
+            return str(error)
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
         if (seconds := time.perf_counter() - begin) > SLOW:
@@ -199,8 +202,9 @@ class Check:
             return False
         short = {name: each[:1, :2] for name, each in self.probe.inputs.items() if name not in MEMORIES}
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                outputs = shadow(self.encoder)(**short)
+            model = shadow(self.encoder)
+            with Guard(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                outputs = model(**short)
         except Exception:  # of caches that have no place for the keys and values of its layers
             return True
         found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name

@@ -11,6 +11,7 @@ from .arguments import parameters_of
 from .check import LENGTHS, apply_to
 from .encoder import Setup
 from .foreign import kinds_in
+from .guard import WriteError
 from .probe import SIDES, Probe, outputs_of, tolerance_of, without_dropout
 from .shadow import shadow
 
@@ -44,6 +45,8 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
     for inputs in _inputs(type(root), probe):
         try:
             expected = outputs_of(stock, *inputs)
+        except WriteError as error:
+            return (), False, str(error)
         except Exception:  # another signature; the code of others raises what it likes
             continue
         for name, setup in inside.items():

@@ -10,6 +10,7 @@ from torch import nn
 
 from .arguments import parameters_of
 from .foreign import modules_in
+from .guard import Guard
 from .shadow import shadow
 
 
@@ -115,9 +116,13 @@ def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
 
 
 def outputs_of(model: Any, inputs: dict[str, Any], *args: Any, seed: int | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of what a model returns, by names; with other random numbers than a call without a seed draws."""
+    """Tensors of what a model returns, by names; with other random numbers than a call without a seed draws.
+
+    Raises:
+        WriteError: if its forward writes to its parameters, which it then has not done.
+    """
     inputs, args = copy.deepcopy((inputs, args))  # which the model may change
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+    with Guard(model), torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
         if seed is not None:
             torch.manual_seed(seed)
         return dict(tensors_in(model(*args, **inputs)))
