@@ -7,6 +7,7 @@ from abc import ABC
 from contextlib import suppress
 from types import SimpleNamespace
 
+import encoders
 import pytest
 import torch
 import transformers
@@ -100,6 +101,22 @@ def test_level_and_padding(name, padding):
             assert want[~real].any() and not found[key][~real].any()
         else:
             assert difference(found[key], want) <= bound
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *SCHEMES])
+def test_level_in_half_precision(name):
+    """Decided in float32, where a difference is no rounding; also where it takes out no padding on the left."""
+    (exact,) = pair(name)[2].encoders
+    for dtype in (torch.bfloat16, torch.float16):
+        report = optimize(build(name, dtype), precision=None)
+        (half,) = report.encoders
+        assert (half.level, " on the right" in half.effect) == (exact.level, " on the right" in exact.effect)
+        assert half.difference <= 1e-5
+
+
+def test_recurrent_head_in_half_precision():
+    report = str(optimize(encoders.Head(build("DistilBERT"), "BiLSTM").bfloat16().eval(), precision=None))
+    assert "padding stays: Head reads states at padding" in report
 
 
 class Scaled(RemoteModel):

@@ -23,9 +23,9 @@ from . import contract
 from .arguments import parameters_of
 from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
 from .foreign import kinds_in, modules_in
-from .guard import Guard, WriteError
+from .guard import Guard, WriteError, is_half
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
+from .probe import MEMORIES, SIDES, TOLERANCE, Probe, differences, outputs_of, without_dropout
 from .shadow import shadow
 from .substitute import MADE_OF, substitute_class
 
@@ -124,7 +124,7 @@ def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
         probe = Probe(encoder, lengths, setup.pads, setup.sides, setup.trusts_mask, size)
         with suppress(Exception):  # of a model that ends before
             expected = outputs_of(stock, probe.inputs)
-            if probe.agreement(trial, expected, tolerance_of(encoder), probe.inputs)[0] == setup.sides:
+            if probe.agreement(trial, expected, probe.inputs)[0] == setup.sides:
                 found = replace(setup, checked=size)
                 break
     vars(encoder)[SETUP] = found
@@ -140,7 +140,7 @@ class Check:
             encoder: of the model that was given.
             setup: what is asked for. Without sides padding stays, and attention of our own is tried alone.
         """
-        self.encoder, self.tolerance = encoder, tolerance_of(encoder)
+        self.encoder = encoder
         self.trial = shadow(encoder, has_memory=False)
         self.names, _ = parameters_of(type(encoder).forward)
         config = getattr(encoder, "config", None)
@@ -172,6 +172,8 @@ class Check:
             lengths = (longest - 1 if self.is_foreign else longest, *others)
             self.probe = Probe(self.trial, lengths, self.base.pads, SIDES, self.base.trusts_mask, longest)
             expected = outputs_of(self.trial, self.probe.inputs)
+            plain = shadow(self.encoder, has_memory=False)
+            rounded = outputs_of(plain, self.probe.inputs, own_dtype=True) if is_half(plain) else None
         except WriteError as error:
             return str(error)
         except Exception as error:  # whatever the code of others raises
@@ -184,13 +186,17 @@ class Check:
             window = self.two_sided if level == "contract" else None
             own = None if level == "by length" else base.own
             best = self._best(replace(base, level=level, own=own, window=window), expected)
+            if best.sides and rounded is not None:
+                trial = shadow(self.encoder, has_memory=False)
+                found = self._tried(replace(best, sides=SIDES), rounded, trial, own_dtype=True)
+                best = replace(best, sides=tuple(side for side in best.sides if side in found.sides))
             if not best.sides:
                 is_computed = math.isfinite(best.difference)
                 reasons.append(f"{level} {best.difference:.0e}" if is_computed else f"{level} fails")
                 continue
             if level == "by length":
                 again = outputs_of(self.trial, self.probe.inputs, seed=1)
-                if differences(again, expected, self.probe.real).max() > self.tolerance:
+                if differences(again, expected, self.probe.real).max() > TOLERANCE:
                     return "its own outputs differ from call to call: it draws random numbers, or has a state"
             if self.is_foreign:
                 best = replace(best, trains=self._trains(best), checked=self.lengths[0], recheck=with_length)
@@ -235,7 +241,7 @@ class Check:
                 break
         return max(found, key=lambda each: (len(each.sides), -each.difference))
 
-    def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any) -> Setup:
+    def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any, own_dtype: bool = False) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
         if setup.own is not None:  # the rows of the check are short
             setup = replace(setup, own=replace(setup.own, serves_short=True))
@@ -246,7 +252,7 @@ class Check:
         plan = plan_of(trial, setup, self.names, self.probe.inputs)
         if plan is None or (plan.batch is None) != (setup.level == "by length"):
             return replace(setup, sides=(), difference=math.inf)
-        sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.probe.inputs)
+        sides, difference = self.probe.agreement(trial, expected, self.probe.inputs, own_dtype=own_dtype)
         return replace(setup, sides=sides, difference=difference)
 
 

@@ -12,7 +12,7 @@ from .check import LENGTHS, apply_to
 from .encoder import Setup
 from .foreign import kinds_in
 from .guard import WriteError
-from .probe import SIDES, Probe, outputs_of, tolerance_of, without_dropout
+from .probe import SIDES, Probe, outputs_of, without_dropout
 from .shadow import shadow
 
 
@@ -51,7 +51,7 @@ def sides_that_heads_allow(root: nn.Module, inside: Mapping[str, Setup]) -> tupl
             continue
         for name, setup in inside.items():
             apply_to(trial.get_submodule(name), replace(setup, is_trial=True))
-        sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
+        sides, _ = probe.agreement(trial, expected, *inputs)
         trains = _agree_in_training(stock, trial, probe, inputs, {*sides})
         return sides, trains, "" if sides == common else reader
     return common, True, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
@@ -66,9 +66,9 @@ def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, 
     stock, trial = without_dropout(stock), without_dropout(trial)
     with suppress(Exception):  # of models that ask for labels then
         expected = outputs_of(stock, *inputs)
-        ours, _ = probe.agreement(trial, expected, tolerance_of(trial), *inputs)
+        ours, _ = probe.agreement(trial, expected, *inputs)
         if not sides <= {*ours}:
-            again, _ = probe.agreement(stock, expected, tolerance_of(stock), *inputs)
+            again, _ = probe.agreement(stock, expected, *inputs)
             return not sides <= {*again}  # random outputs cannot be compared
     return True
 
