@@ -32,6 +32,8 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_relpos import optimize
+from hf_relpos.live import check, contract
+from hf_relpos.live.shadow import first_layers
 
 
 pytestmark = pytest.mark.usefixtures("any_padding")
@@ -117,6 +119,41 @@ def test_level_in_half_precision(name):
 def test_recurrent_head_in_half_precision():
     report = str(optimize(encoders.Head(build("DistilBERT"), "BiLSTM").bfloat16().eval(), precision=None))
     assert "padding stays: Head reads states at padding" in report
+
+
+def block_encoder(layers=3):
+    """LongT5's, whose tokens attend to blocks of 24, which are counted from the first token of a row or of a batch."""
+    fields = {**encoders.T5, "num_layers": layers, "local_radius": 15, "global_block_size": 24}
+    torch.manual_seed(0)
+    config = transformers.LongT5Config(**fields, encoder_attention_type="transient-global")
+    return transformers.LongT5EncoderModel(config).double().eval()
+
+
+@torch.no_grad()
+def test_level_meets_blocks_longer_than_its_rows(monkeypatch):
+    stock = block_encoder()
+    ours, real = copy.deepcopy(stock), torch.arange(130) < torch.tensor([130, 65, 64, 9])[:, None]
+    assert " on the right" in optimize(ours).encoders[0].effect
+    for mask in (real, real.flip(1)):
+        expected, found = (model(**tokens(mask)).last_hidden_state for model in (stock, ours))
+        assert difference(found[mask], expected[mask]) <= 1e-9
+    assert len(first_layers(stock).encoder.block) == 2
+    monkeypatch.setattr(check, "MOST_OPERATIONS", 0)
+    assert "not of batches of 24 tokens and more" in str(optimize(block_encoder()))
+
+
+def test_first_layers_have_all_kinds():
+    kinds = 2 * ["sliding_attention", "sliding_attention", "full_attention"]
+    model = build("Gemma3", num_hidden_layers=6, layer_types=kinds)
+    assert len(first_layers(model).layers) == 3 and len(model.layers) == 6
+
+
+def test_level_meets_windows_wider_than_its_rows(monkeypatch):
+    """They are narrower in the check, which finds a wrong one of any width; its row of 20 tokens is on the right."""
+    for window, sides in ((contract.window_of, ""), (lambda mask, about: about, " on the left")):
+        monkeypatch.setattr(contract, "window_of", window)
+        model = build("Gemma3, two-sided", sliding_window=900)
+        assert f"padding{sides} is taken out" in str(optimize(model)) and model.config.sliding_window == 451
 
 
 class Scaled(RemoteModel):

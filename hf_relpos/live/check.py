@@ -26,13 +26,17 @@ from .foreign import kinds_in, modules_in
 from .guard import Guard, WriteError, is_half
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, TOLERANCE, Probe, differences, outputs_of, without_dropout
-from .shadow import shadow
+from .shadow import first_layers, shadow
 from .substitute import MADE_OF, substitute_class
 
 
 LENGTHS = (20, 9, 5, 3)  # of the rows, in several groups
-# Windows up to this size are met by a row that is longer; wider ones are left to the mask functions.
-WIDEST_WINDOW = 256
+# Fields that Transformers' mask functions read in every call, and their value in the check, whose rows are longer.
+WINDOWS, NARROW = ("sliding_window", "attention_chunk_size"), 2
+# In the names of other fields that are lengths; and in those of counts, and of what is no structure of rows.
+STRUCTURE = frozenset(("window", "block", "chunk", "stride", "radius", "landmarks", "segment", "kernel"))
+COUNTS = frozenset(("layers", "pattern", "multiple", "types", "forward", "per", "group"))
+MOST_OPERATIONS = 1e11  # of a call with rows longer than these: a second or two
 # Rotations whose angles depend on the length of the batch. Those of remote code are found by `with_length`.
 BY_BATCH = ("dynamic", "longrope")
 # Seconds that a call of a few tokens may take. Scans that pad to whole chunks take minutes where they have no kernels.
@@ -103,6 +107,16 @@ def sparse_from(config: Any) -> int | None:
     return min((each + 1 for each in limits if each), default=None)
 
 
+def longest_structure(config: Any) -> int:
+    """The largest length in a configuration by which rows are cut, as into blocks or windows; 0 for none."""
+    found = [0]
+    for name, value in getattr(config, "__dict__", {}).items():
+        words = {*name.split("_")}
+        if words & STRUCTURE and not words & COUNTS and name not in WINDOWS:
+            found += [each for each in (value if isinstance(value, list | tuple) else (value,)) if type(each) is int]
+    return max(found)
+
+
 def with_length(encoder: Any, setup: Setup, batch: int, length: int) -> Setup:
     """The setup of an encoder with code of others, once batches of a length are checked, too; it is stored.
 
@@ -155,11 +169,14 @@ class Check:
         elif not foreign and attention in (contract.DELEGATE, contract.NAME):
             self.levels.insert(0, "contract")
         self.is_foreign = bool(foreign)
-        window, longest = getattr(config, "sliding_window", None), LENGTHS[0]
-        if isinstance(window, int) and longest < window + 2 <= WIDEST_WINDOW:
-            longest = window + 2
-        self.two_sided = None if any(getattr(part, "is_causal", False) for part in modules_in(encoder)) else window
-        self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in (longest, *LENGTHS[1:]))
+        is_causal = any(getattr(part, "is_causal", False) for part in modules_in(encoder))
+        self.two_sided = None if is_causal else getattr(config, "sliding_window", None)
+        self.structure = 0 if foreign else longest_structure(config)  # code of others is checked at longer calls
+        self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in LENGTHS)
+        for holder in [each for part in modules_in(self.trial) for each in (part, vars(part).get("config"))]:
+            for name in WINDOWS:
+                if isinstance(size := getattr(holder, name, None), int) and size > NARROW:
+                    setattr(holder, name, NARROW)
 
     def setup(self) -> Setup | str:
         """The setup of the first level that agrees; or why none does."""
@@ -185,7 +202,8 @@ class Check:
         for level in self.levels:
             window = self.two_sided if level == "contract" else None
             own = None if level == "by length" else base.own
-            best = self._best(replace(base, level=level, own=own, window=window), expected)
+            best = self._best(replace(base, level=level, own=own, window=window and NARROW), expected)
+            best = self._with_long_rows(replace(best, window=window))
             if best.sides and rounded is not None:
                 trial = shadow(self.encoder, has_memory=False)
                 found = self._tried(replace(best, sides=SIDES), rounded, trial, own_dtype=True)
@@ -229,6 +247,28 @@ class Check:
         found = self._tried(replace(setup, sides=SIDES), expected, without_dropout(self.trial))
         return {*setup.sides} <= {*found.sides}
 
+    def _with_long_rows(self, setup: Setup) -> Setup:
+        """The setup with the sides on which it agrees on rows longer than the lengths in the configuration.
+
+        Where those cannot be computed, or only at length, batches that are as long are left to Transformers.
+        """
+        config: Any = getattr(self.encoder, "config", None)
+        limits = (setup.trained and setup.trained - 1, getattr(config, "max_position_embeddings", None))
+        size = min([2 * self.structure + 2, *(each for each in limits if each)])
+        if not setup.sides or size <= LENGTHS[0]:
+            return setup
+        stock, trial = first_layers(self.trial), first_layers(self.trial)
+        sizes = (size * 7 // 8, size * 5 // 8, 3)
+        tables = (part for part in modules_in(stock) if not isinstance(part, nn.Embedding))
+        weights = sum(each.numel() for part in tables for each in part.parameters(recurse=False))
+        if 2 * weights * sum(sizes) <= MOST_OPERATIONS:
+            probe = Probe(stock, sizes, setup.pads, SIDES, setup.trusts_mask, size)
+            with suppress(Exception):  # of positions that end before, or code that counts layers
+                expected = outputs_of(stock, probe.inputs)
+                found = self._tried(replace(setup, sides=SIDES), expected, trial, probe)
+                return replace(found, sides=tuple(side for side in setup.sides if side in found.sides))
+        return replace(setup, trained=min(setup.trained or self.structure, self.structure))
+
     def _best(self, setup: Setup, expected: dict[str, Any]) -> Setup:
         """The setup of a level that agrees on most sides, with the position ids that this takes."""
         choices: tuple[str | None, ...] = (None,)
@@ -241,18 +281,21 @@ class Check:
                 break
         return max(found, key=lambda each: (len(each.sides), -each.difference))
 
-    def _tried(self, setup: Setup, expected: dict[str, Any], trial: Any, own_dtype: bool = False) -> Setup:
+    def _tried(
+        self, setup: Setup, expected: dict[str, Any], trial: Any, probe: Probe | None = None, own_dtype: bool = False
+    ) -> Setup:
         """A setup with the sides on which it agrees, and its difference there; if on none, the least of a side."""
+        probe = probe or self.probe
         if setup.own is not None:  # the rows of the check are short
             setup = replace(setup, own=replace(setup.own, serves_short=True))
         try:
             apply_to(trial, setup)
         except TypeError:  # of classes that refuse subclasses
             return replace(setup, sides=(), difference=math.inf)
-        plan = plan_of(trial, setup, self.names, self.probe.inputs)
+        plan = plan_of(trial, setup, self.names, probe.inputs)
         if plan is None or (plan.batch is None) != (setup.level == "by length"):
             return replace(setup, sides=(), difference=math.inf)
-        sides, difference = self.probe.agreement(trial, expected, self.probe.inputs, own_dtype=own_dtype)
+        sides, difference = probe.agreement(trial, expected, probe.inputs, own_dtype=own_dtype)
         return replace(setup, sides=sides, difference=difference)
 
 

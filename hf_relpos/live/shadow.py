@@ -84,3 +84,22 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
         if hasattr(config, "_attn_implementation") and hasattr(config, field):
             setattr(config, field, False)
     return made
+
+
+def first_layers(root: nn.Module) -> Any:
+    """A shadow with the first layers of each stack alone, up to the first of each kind, and at least two."""
+    made = shadow(root, has_memory=False)
+    for part in list(modules_in(made)):
+        if isinstance(part, nn.ModuleList):
+            kinds = [_kind_of(layer) for layer in part]
+            last = max(map(kinds.index, kinds), default=0)
+            part._modules = dict(list(part._modules.items())[: max(last + 1, 2)])
+    return made
+
+
+def _kind_of(layer: nn.Module) -> frozenset[Any]:
+    """Classes, switches and names in a layer, but for numbers, with which layers are counted."""
+    fields = [(name, type(part), vars(part).items()) for name, part in layer.named_modules()]
+    return frozenset(
+        (*each, field, value) for *each, own in fields for field, value in own if isinstance(value, str | bool)
+    )
