@@ -4,10 +4,13 @@ import copy
 import functools
 import math
 from abc import ABC
+from contextlib import suppress
 from types import SimpleNamespace
 
+import encoders
 import pytest
 import torch
+import transformers
 from encoders import (
     ARCHITECTURES,
     MASK,
@@ -22,12 +25,15 @@ from encoders import (
     tensors_of,
     tokens,
 )
+from errors import raises
 from stock import older_than
 from torch import nn
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_relpos import optimize
+from hf_relpos.live import check, contract
+from hf_relpos.live.shadow import first_layers
 
 
 pytestmark = pytest.mark.usefixtures("any_padding")
@@ -115,6 +121,57 @@ def test_level_and_padding(name, padding):
             assert want[~real].any() and not found[key][~real].any()
         else:
             assert difference(found[key], want) <= bound
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *SCHEMES])
+def test_level_in_half_precision(name):
+    """Decided in float32, where a difference is no rounding; also where it takes out no padding on the left."""
+    (exact,) = pair(name)[2].encoders
+    for dtype in (torch.bfloat16, torch.float16):
+        report = optimize(build(name, dtype), precision=None)
+        (half,) = report.encoders
+        assert (half.level, " on the right" in half.effect) == (exact.level, " on the right" in exact.effect)
+        assert half.difference <= 1e-5
+
+
+def test_recurrent_head_in_half_precision():
+    report = str(optimize(encoders.Head(build("DistilBERT"), "BiLSTM").bfloat16().eval(), precision=None))
+    assert "padding stays: Head reads states at padding" in report
+
+
+def block_encoder(layers=3):
+    """LongT5's, whose tokens attend to blocks of 24, which are counted from the first token of a row or of a batch."""
+    fields = {**encoders.T5, "num_layers": layers, "local_radius": 15, "global_block_size": 24}
+    torch.manual_seed(0)
+    config = transformers.LongT5Config(**fields, encoder_attention_type="transient-global")
+    return transformers.LongT5EncoderModel(config).double().eval()
+
+
+@torch.no_grad()
+def test_level_meets_blocks_longer_than_its_rows(monkeypatch):
+    stock = block_encoder()
+    ours, real = copy.deepcopy(stock), torch.arange(130) < torch.tensor([130, 65, 64, 9])[:, None]
+    assert " on the right" in optimize(ours).encoders[0].effect
+    for mask in (real, real.flip(1)):
+        expected, found = (model(**tokens(mask)).last_hidden_state for model in (stock, ours))
+        assert difference(found[mask], expected[mask]) <= 1e-9
+    assert len(first_layers(stock).encoder.block) == 2
+    monkeypatch.setattr(check, "MOST_OPERATIONS", 0)
+    assert "not of batches of 24 tokens and more" in str(optimize(block_encoder()))
+
+
+def test_first_layers_have_all_kinds():
+    kinds = 2 * ["sliding_attention", "sliding_attention", "full_attention"]
+    model = build("Gemma3", num_hidden_layers=6, layer_types=kinds)
+    assert len(first_layers(model).layers) == 3 and len(model.layers) == 6
+
+
+def test_level_meets_windows_wider_than_its_rows(monkeypatch):
+    """They are narrower in the check, which finds a wrong one of any width; its row of 20 tokens is on the right."""
+    for window, sides in ((contract.window_of, ""), (lambda mask, about: about, " on the left")):
+        monkeypatch.setattr(contract, "window_of", window)
+        model = build("Gemma3, two-sided", sliding_window=900)
+        assert f"padding{sides} is taken out" in str(optimize(model)) and model.config.sliding_window == 451
 
 
 class Scaled(RemoteModel):
@@ -250,6 +307,86 @@ def test_optimize_remote_code(kind, by_length):
 def test_optimize_remote_code_that_is_left(kind):
     (left,) = optimize(kind(RemoteConfig(**SIZES)).eval()).left
     assert "no level computes what it does" in left.reason
+
+
+class Counter:
+    """A plain object with calls that it has seen, and no more."""
+
+    calls = 0
+
+
+class Writing(RemoteModel):
+    """Writes to its weights in a call, in the way that it was built for, and counts calls in other objects."""
+
+    def __init__(self, config, way=None, when=lambda model, ids: True):
+        super().__init__(config)
+        self.way, self.when, self.counter, self.calls, self.note = way, when, Counter(), 0, self.count
+        self.__dict__["beside"] = nn.BatchNorm1d(1)  # no submodule
+
+    def count(self):
+        self.calls += 1
+        self.counter.calls += 1
+
+    def forward(self, input_ids, attention_mask):
+        self.note()
+        self.beside.train()(torch.ones(2, 1))
+        weight = self.layers[0].linear1.weight
+        if self.when(self, input_ids):
+            with suppress(ValueError):  # of code that goes on whatever happens
+                self.way(weight)
+        return (super().forward(input_ids, attention_mask).last_hidden_state,)
+
+
+def give_memory(weight):
+    """Other memory for a weight."""
+    weight.data = weight.data / 2
+
+
+WRITES = {
+    "in place": lambda weight: weight.detach().div_(2),
+    "of data": lambda weight: weight.data.mul_(0.5),
+    "of a row": lambda weight: torch.mul(weight.data[0], 2, out=weight.data[0]),
+    "several": lambda weight: torch._foreach_mul_([weight.detach()], 2),
+    "other memory": give_memory,
+}
+
+
+@pytest.mark.parametrize("way", WRITES.values(), ids=WRITES)
+def test_optimize_never_writes_to_the_model(way):
+    model = Writing(RemoteConfig(**SIZES), way).eval()
+    before, versions = copy.deepcopy(model.state_dict()), [each._version for each in model.parameters()]
+    (left,) = optimize(model, precision=None).left
+    assert left.reason == "its forward writes to its weights (layers.0.linear1.weight)"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert versions == [each._version for each in model.parameters()]
+    assert (model.calls, model.counter.calls, int(model.beside.num_batches_tracked)) == (0, 0, 0)
+    with raises(ValueError, "writes to its weights", "layers.0.linear1.weight"):
+        optimize(model, sample=tokens(RIGHT))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_optimize_of_a_model_that_writes_at_times(training):
+    """In training, or of rows that are longer than those of the check."""
+    when = (lambda model, ids: model.training) if training else (lambda model, ids: ids.shape[1] > 32)
+    model = Writing(RemoteConfig(**SIZES), WRITES["in place"], when).eval()
+    (encoder,) = optimize(model, precision=None).encoders
+    assert ("not in training" in encoder.effect) == training
+    written = model.layers[0].linear1.weight
+    before = written.detach().clone()
+    model.train(training)(**tokens(RIGHT))
+    assert torch.equal(written, before / 2)  # once, as without `optimize`
+
+
+@pytest.mark.parametrize("layers", [2, 7])
+def test_optimize_rwkv_that_rescales_its_weights(layers):
+    """From the seventh layer on; the others are divided by 1."""
+    sizes = {"vocab_size": 60, "hidden_size": 16, "attention_hidden_size": 16}
+    model = transformers.RwkvModel(transformers.RwkvConfig(**sizes, num_hidden_layers=layers)).eval()
+    before, report = copy.deepcopy(model.state_dict()), str(optimize(model, precision=None))
+    assert ("writes to its weights (blocks.6.attention.output.weight)" in report) == (layers == 7)
+    assert not model.layers_are_rescaled
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 class Asked(RemoteModel):

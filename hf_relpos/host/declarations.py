@@ -186,6 +186,7 @@ TOOLS = (
     Need("torch:_assert_async"),
     Need("torch:Tensor._make_wrapper_subclass"),
     Need("torch.utils._pytree:tree_map_only"),
+    Need("torch.utils._python_dispatch:TorchDispatchMode"),
     Need("torch.nn.modules.module:register_module_buffer_registration_hook"),
     Need("torch._C:_functorch.peek_interpreter_stack"),
     Need("torch.autograd.forward_ad:_current_level"),

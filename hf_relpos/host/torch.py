@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+# A context whose `__torch_dispatch__` sees the operations of this thread, below autograd.
+DispatchMode = TorchDispatchMode
 
 
 def has_onednn_linear() -> bool:
@@ -162,6 +167,20 @@ def at_least_graphs(limit: int) -> Any:
 def when_buffers_are_registered(hook: Any) -> None:
     """Let a hook hear of each buffer that any module registers: its arguments are the module, the name, the tensor."""
     torch.nn.modules.module.register_module_buffer_registration_hook(hook)
+
+
+@functools.cache
+def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Place and name of the arguments that an operator writes to."""
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((at, each.name) for at, each in arguments if each.alias_info and each.alias_info.is_write)
+
+
+def written_tensors(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that a call of an operator writes to."""
+    found = [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_arguments(operator)]
+    lists = [value if isinstance(value, list | tuple) else (value,) for value in found]
+    return [each for value in lists for each in value if isinstance(each, torch.Tensor)]
 
 
 def without_values(kind: type[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Any:

@@ -9,6 +9,7 @@ see nothing of it.
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,15 +24,20 @@ from .call import EncoderCall, Level, Setup
 from .contract import DELEGATE, Contract, Native, WithPadding, take_over
 from .encoder import SETUP, optimized_forward, plan
 from .foreign import kinds_in, modules_in
+from .guard import Guard, WriteError, is_half
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, Probe, differences, outputs_of, tolerance_of, without_dropout
-from .shadow import shadow
+from .probe import MEMORIES, SIDES, TOLERANCE, Probe, differences, outputs_of, without_dropout
+from .shadow import first_layers, shadow
 from .substitute import MADE_OF, substitute_class
 
 
 LENGTHS = (20, 9, 5, 3)  # of the rows, in several groups
-# Windows up to this size are met by a row that is longer; wider ones are left to the mask functions.
-WIDEST_WINDOW = 256
+# Fields that Transformers' mask functions read in every call, and their value in the check, whose rows are longer.
+WINDOWS, NARROW = ("sliding_window", "attention_chunk_size"), 2
+# In the names of other fields that are lengths; and in those of counts, and of what is no structure of rows.
+STRUCTURE = frozenset(("window", "block", "chunk", "stride", "radius", "landmarks", "segment", "kernel"))
+COUNTS = frozenset(("layers", "pattern", "multiple", "types", "forward", "per", "group"))
+MOST_OPERATIONS = 1e11  # of a call with rows longer than these: a second or two
 # Rotations whose angles depend on the length of the batch. Those of remote code are found by `Verified`.
 BY_BATCH = ("dynamic", "longrope")
 # Seconds that a call of a few tokens may take. Scans that pad to whole chunks take minutes where they have no kernels.
@@ -102,6 +108,16 @@ def sparse_from(config: Any) -> int | None:
     return min((each + 1 for each in limits if each), default=None)
 
 
+def longest_structure(config: Any) -> int:
+    """The largest length in a configuration by which rows are cut, as into blocks or windows; 0 for none."""
+    found = [0]
+    for name, value in getattr(config, "__dict__", {}).items():
+        words = {*name.split("_")}
+        if words & STRUCTURE and not words & COUNTS and name not in WINDOWS:
+            found += [each for each in (value if isinstance(value, list | tuple) else (value,)) if type(each) is int]
+    return max(found)
+
+
 class Check:
     """The levels of one encoder, tried on a shadow of it."""
 
@@ -112,16 +128,19 @@ class Check:
             setup: what is known. Without sides padding stays, and attention of our own is tried alone.
             own: parts of our own for it.
         """
-        self.encoder, self.own, self.tolerance = encoder, own, tolerance_of(encoder)
+        self.encoder, self.own = encoder, own
         self.trial = shadow(encoder, has_memory=False)
         config = getattr(encoder, "config", None)
         known, foreign = kinds_in(encoder)
         limits = [each for each in (rotations_by_batch(encoder), sparse_from(config)) if each is not None]
-        window, longest = getattr(config, "sliding_window", None), LENGTHS[0]
-        if isinstance(window, int) and longest < window + 2 <= WIDEST_WINDOW:
-            longest = window + 2
-        self.window = None if any(getattr(part, "is_causal", False) for part in modules_in(encoder)) else window
-        self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in (longest, *LENGTHS[1:]))
+        is_causal = any(getattr(part, "is_causal", False) for part in modules_in(encoder))
+        self.window = None if is_causal else getattr(config, "sliding_window", None)
+        self.structure = 0 if foreign else longest_structure(config)  # code of others is checked at longer calls
+        self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in LENGTHS)
+        for holder in [each for part in modules_in(self.trial) for each in (part, vars(part).get("config"))]:
+            for name in WINDOWS:
+                if isinstance(size := getattr(holder, name, None), int) and size > NARROW:
+                    setattr(holder, name, NARROW)
         self.base = replace(
             setup,
             limit=min(limits, default=None),
@@ -134,7 +153,7 @@ class Check:
         """Ways to compute an encoder, the fastest first; of each the levels that differ by the position ids."""
         places = ("columns", "counted")
         takes_places = "position_ids" in parameters_of(type(self.encoder).forward)[0]
-        window, config = self.window, getattr(self.encoder, "config", None)
+        window, config = self.window and NARROW, getattr(self.encoder, "config", None)
         if isinstance(self.encoder, RelPosBertModel):
             if not self.base.is_foreign:
                 yield (Native(),)
@@ -158,6 +177,10 @@ class Check:
             lengths = (longest - 1 if self.base.is_foreign else longest, *others)
             self.probe = Probe(self.trial, lengths, self.base.pads, SIDES, self.base.trusts_mask, longest)
             expected = outputs_of(self.trial, self.probe.inputs)
+            plain = shadow(self.encoder, has_memory=False)
+            rounded = outputs_of(plain, self.probe.inputs, own_dtype=True) if is_half(plain) else None
+        except WriteError as error:
+            return str(error)
         except Exception as error:  # whatever the code of others raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
         if (seconds := time.perf_counter() - begin) > SLOW:
@@ -167,13 +190,20 @@ class Check:
         for levels in self.levels():
             best = self._best(base, levels, expected)
             level = best.levels[0]
+            if isinstance(level, Contract):
+                level = replace(level, window=level.window and self.window)
+            best = self._with_long_rows(replace(best, levels=(level,)))
+            if best.sides and rounded is not None:
+                trial = shadow(self.encoder, has_memory=False)
+                found = self._tried(best, level, rounded, trial, own_dtype=True)
+                best = replace(best, sides=tuple(side for side in best.sides if side in found.sides))
             if not best.sides:
                 is_computed = math.isfinite(best.difference)
                 reasons.append(f"{level.name} {best.difference:.0e}" if is_computed else f"{level.name} fails")
                 continue
             if level.name == ByLength.name:
                 again = outputs_of(self.trial, self.probe.inputs, seed=1)
-                if differences(again, expected, self.probe.real).max() > self.tolerance:
+                if differences(again, expected, self.probe.real).max() > TOLERANCE:
                     return "its own outputs differ from call to call: it draws random numbers, or has a state"
             if base.is_foreign:
                 best = replace(best, trains=self._trains(best))
@@ -185,8 +215,9 @@ class Check:
             return False
         short = {name: True if name in MEMORIES else each[:1, :2] for name, each in self.probe.inputs.items()}
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                outputs = shadow(self.encoder)(**short)
+            model = shadow(self.encoder)
+            with Guard(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                outputs = model(**short)
         except Exception:  # of caches that have no place for the keys and values of its layers
             return True
         found = getattr(outputs, "__dict__", {})  # Transformers warns of an attribute with an old name
@@ -205,6 +236,28 @@ class Check:
         found = self._tried(setup, setup.levels[0], expected, without_dropout(self.trial))
         return {*setup.sides} <= {*found.sides}
 
+    def _with_long_rows(self, setup: Setup) -> Setup:
+        """The setup with the sides on which it agrees on rows longer than the lengths in the configuration.
+
+        Where those cannot be computed, or only at length, batches that are as long are left to Transformers.
+        """
+        config: Any = getattr(self.encoder, "config", None)
+        limits = (setup.limit and setup.limit - 1, getattr(config, "max_position_embeddings", None))
+        size = min([2 * self.structure + 2, *(each for each in limits if each)])
+        if not setup.sides or size <= LENGTHS[0]:
+            return setup
+        stock, trial = first_layers(self.trial), first_layers(self.trial)
+        sizes = (size * 7 // 8, size * 5 // 8, 3)
+        tables = (part for part in modules_in(stock) if not isinstance(part, nn.Embedding))
+        weights = sum(each.numel() for part in tables for each in part.parameters(recurse=False))
+        if 2 * weights * sum(sizes) <= MOST_OPERATIONS:
+            probe = Probe(stock, sizes, setup.pads, SIDES, setup.trusts_mask, size)
+            with suppress(Exception):  # of positions that end before, or code that counts layers
+                expected = outputs_of(stock, probe.inputs)
+                found = self._tried(setup, setup.levels[0], expected, trial, probe)
+                return replace(found, sides=tuple(side for side in setup.sides if side in found.sides))
+        return replace(setup, limit=min(setup.limit or self.structure, self.structure))
+
     def _best(self, setup: Setup, levels: Iterable[Level], expected: dict[str, Any]) -> Setup:
         """The setup of the level that agrees on most sides."""
         found: list[Setup] = []
@@ -214,17 +267,25 @@ class Check:
                 break
         return max(found, key=lambda each: (len(each.sides), -each.difference))
 
-    def _tried(self, setup: Setup, level: Level, expected: dict[str, Any], trial: Any) -> Setup:
+    def _tried(
+        self,
+        setup: Setup,
+        level: Level,
+        expected: dict[str, Any],
+        trial: Any,
+        probe: Probe | None = None,
+        own_dtype: bool = False,
+    ) -> Setup:
         """The setup with the sides on which a level agrees, and its difference there; if on none, the least of one."""
-        setup = replace(setup, levels=(level,), sides=(), difference=math.inf)
+        probe, setup = probe or self.probe, replace(setup, levels=(level,), sides=(), difference=math.inf)
         tried = replace(setup.for_check(), sides=SIDES)
         try:
             apply_to(trial, tried)
         except TypeError:  # of classes that refuse subclasses
             return setup
-        if not plan(EncoderCall(trial, trial.forward, tried, self.probe.inputs))[0]:
+        if not plan(EncoderCall(trial, trial.forward, tried, probe.inputs))[0]:
             return setup
-        sides, difference = self.probe.agreement(trial, expected, self.tolerance, self.probe.inputs)
+        sides, difference = probe.agreement(trial, expected, probe.inputs, own_dtype=own_dtype)
         return replace(setup, sides=sides, difference=difference)
 
 

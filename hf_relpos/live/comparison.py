@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from .arguments import parameters_of
 from .find import tokenizer_of
+from .guard import Guard
 from .probe import Probe, padding_tokens, tensors_in
 from .shadow import shadow
 
@@ -81,7 +82,8 @@ class Comparison:
             sample: texts, or inputs of the model; None for random tokens of its vocabulary.
 
         Raises:
-            ValueError: for a module that has no model of Transformers inside, or texts without a tokenizer.
+            ValueError: for a module that has no model of Transformers inside, or whose forward writes to its weights,
+                and for texts without a tokenizer.
         """
         model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
         if model is None:
@@ -97,7 +99,8 @@ class Comparison:
 
     def timed(self, model: nn.Module) -> tuple[torch.Tensor, float]:
         """The outputs, and the seconds of a second call: in the first, kernels are compiled and memory is new."""
-        self.outputs(model)
+        with Guard(model):
+            self.outputs(model)
         start = time.perf_counter()
         return self.outputs(model), time.perf_counter() - start
 

@@ -10,7 +10,8 @@ from .arguments import parameters_of
 from .call import Setup
 from .check import LENGTHS, apply_to
 from .foreign import kinds_in
-from .probe import SIDES, Probe, outputs_of, tolerance_of, without_dropout
+from .guard import WriteError
+from .probe import SIDES, Probe, outputs_of, without_dropout
 from .shadow import shadow
 
 
@@ -47,12 +48,14 @@ def sides_that_heads_allow(
     for inputs in _inputs(type(root), probe):
         try:
             expected = outputs_of(stock, *inputs)
+        except WriteError as error:
+            return (), False, str(error)
         except Exception:  # another signature; the code of others raises what it likes
             continue
         for name, setup in inside.items():
             apply_to(trial.get_submodule(name), setup.for_check())
-        sides, _ = probe.agreement(trial, expected, tolerance_of(root), *inputs)
-        if everywhere and sides != probe.agreement(trial, expected, tolerance_of(root), *inputs, everywhere=True)[0]:
+        sides, _ = probe.agreement(trial, expected, *inputs)
+        if everywhere and sides != probe.agreement(trial, expected, *inputs, everywhere=True)[0]:
             return (), False, MAY_READ
         trains = _agree_in_training(stock, trial, probe, inputs, {*sides})
         return sides, trains, "" if sides == common else reader
@@ -70,9 +73,9 @@ def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, 
     stock, trial = without_dropout(stock), without_dropout(trial)
     with suppress(Exception):  # of models that ask for labels then
         expected = outputs_of(stock, *inputs)
-        ours, _ = probe.agreement(trial, expected, tolerance_of(trial), *inputs)
+        ours, _ = probe.agreement(trial, expected, *inputs)
         if not sides <= {*ours}:
-            again, _ = probe.agreement(stock, expected, tolerance_of(stock), *inputs)
+            again, _ = probe.agreement(stock, expected, *inputs)
             return not sides <= {*again}  # random outputs cannot be compared
     return True
 

@@ -180,7 +180,7 @@ def optimize(
     Raises:
         TypeError: if `model` is no module and holds none.
         ValueError: for an unknown precision, padding or verify, for "int8", "auto" or a sample and a module without a
-            PreTrainedModel inside, and for texts and no tokenizer.
+            PreTrainedModel inside or one whose forward writes to its weights, and for texts and no tokenizer.
 
     Example:
 

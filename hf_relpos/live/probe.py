@@ -10,6 +10,7 @@ from torch import nn
 
 from .arguments import parameters_of
 from .foreign import modules_in
+from .guard import Guard
 from .shadow import shadow
 
 
@@ -17,7 +18,8 @@ from .shadow import shadow
 MEMORIES = ("use_cache", "use_mems")
 # Where padding stands.
 SIDES: tuple[str, ...] = ("right", "left")
-# Largest difference, as a share of the largest value: float32 and float64, and half precision.
+# Largest difference, as a share of the largest value. Models in half precision are compared in float32; then in their
+# own dtype, where rounding is this large.
 TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
 
 
@@ -70,21 +72,23 @@ class Probe:
         self.inputs |= {name: False for name in MEMORIES if name in names}
 
     def agreement(
-        self, model: Any, expected: dict[str, Any], tolerance: float, *inputs: Any, everywhere: bool = False
+        self, model: Any, expected: dict[str, Any], *inputs: Any, everywhere: bool = False, own_dtype: bool = False
     ) -> tuple[tuple[str, ...], float]:
         """The sides on which the outputs of a model are those that are expected.
 
         Args:
             everywhere: at padding, too.
+            own_dtype: as of `outputs_of`.
 
         Returns:
             The sides, and the largest difference there, as a share of the largest value; on no side, the least of one.
         """
         try:
-            worst = differences(outputs_of(model, *inputs), expected, self.real | everywhere)
+            worst = differences(outputs_of(model, *inputs, own_dtype=own_dtype), expected, self.real | everywhere)
         except Exception:  # of the code of others, which may expect what the model no longer gives
             return (), float("inf")
         by_side = {side: float(worst[at :: len(self.sides)].max()) for at, side in enumerate(self.sides)}
+        tolerance = TOLERANCE_OF_HALF if own_dtype else TOLERANCE
         sides = tuple(side for side in self.sides if by_side[side] <= tolerance)
         return sides, max(by_side[side] for side in sides) if sides else min(by_side.values())
 
@@ -117,10 +121,25 @@ def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each for each in found if isinstance(each, int)))
 
 
-def outputs_of(model: Any, inputs: dict[str, Any], *args: Any, seed: int | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of what a model returns, by names; with other random numbers than a call without a seed draws."""
+def outputs_of(
+    model: Any, inputs: dict[str, Any], *args: Any, seed: int | None = None, own_dtype: bool = False
+) -> dict[str, torch.Tensor]:
+    """Tensors of what a copy of a model returns, by names; of one in half precision in float32.
+
+    Args:
+        seed: for other random numbers than a call without a seed draws.
+        own_dtype: whether one in half precision computes in that.
+
+    Raises:
+        WriteError: if its forward writes to its parameters, which it then has not done.
+    """
     inputs, args = copy.deepcopy((inputs, args))  # which the model may change
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+    with (
+        Guard(model, own_dtype),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        torch.autocast("cpu", enabled=False),
+    ):
         if seed is not None:
             torch.manual_seed(seed)
         return dict(tensors_in(model(*args, **inputs)))
@@ -157,12 +176,6 @@ def differences(found: dict[str, Any], expected: dict[str, Any], real: torch.Ten
         else:
             worst = worst.maximum(apart.max())
     return worst
-
-
-def tolerance_of(module: nn.Module) -> float:
-    """The largest difference that is rounding, in the dtype of a module's parameters."""
-    dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
-    return TOLERANCE if dtype in (torch.float32, torch.float64) else TOLERANCE_OF_HALF
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

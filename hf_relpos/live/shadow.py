@@ -3,13 +3,13 @@
 import copy
 import itertools
 from collections import deque
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from .foreign import is_watched
+from .foreign import is_watched, modules_in
 
 
 # Fields of a configuration that ask for keys and values, or XLNet's memory.
@@ -28,9 +28,23 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
     modules: dict[int, nn.Module] = {}
     configs: dict[int, Any] = {}
     copies: dict[int, Any] = {}
+    files = {type(module).__module__ for module in modules_in(root)} - {"torch._dynamo.eval_frame"}
 
     def own_of(value: Any) -> Any:
-        """A copy of what a forward may write to: tensors that are no parameters, and containers, in depth."""
+        """A copy of what a forward may write to: tensors that are no parameters, and containers, in depth.
+
+        Also of modules that are no submodules, their methods, and plain objects of classes from the models' files.
+        """
+        if isinstance(value, nn.Module):
+            return copied(value)
+        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
+            return MethodType(value.__func__, copied(value.__self__))
+        kind = type(value)
+        if kind.__module__ in files and kind.__new__ is object.__new__ and hasattr(value, "__dict__"):
+            if id(value) not in copies:
+                copies[id(value)] = plain = object.__new__(kind)
+                vars(plain).update({name: own_of(each) for name, each in vars(value).items()})
+            return copies[id(value)]
         if not isinstance(value, WRITABLE) or id(value) in copies:
             return copies.get(id(value), value)
         if isinstance(value, torch.Tensor):
@@ -71,3 +85,22 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
         if hasattr(config, "_attn_implementation") and hasattr(config, field):
             setattr(config, field, False)
     return made
+
+
+def first_layers(root: nn.Module) -> Any:
+    """A shadow with the first layers of each stack alone, up to the first of each kind, and at least two."""
+    made = shadow(root, has_memory=False)
+    for part in list(modules_in(made)):
+        if isinstance(part, nn.ModuleList):
+            kinds = [_kind_of(layer) for layer in part]
+            last = max(map(kinds.index, kinds), default=0)
+            part._modules = dict(list(part._modules.items())[: max(last + 1, 2)])
+    return made
+
+
+def _kind_of(layer: nn.Module) -> frozenset[Any]:
+    """Classes, switches and names in a layer, but for numbers, with which layers are counted."""
+    fields = [(name, type(part), vars(part).items()) for name, part in layer.named_modules()]
+    return frozenset(
+        (*each, field, value) for *each, own in fields for field, value in own if isinstance(value, str | bool)
+    )
