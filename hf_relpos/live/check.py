@@ -21,9 +21,10 @@ from ..host.transformers import CACHE_NAMES
 from ..models.modeling_relpos_bert import RelPosBertModel
 from . import contract
 from .arguments import parameters_of
-from .encoder import SETUP, Level, Setup, may_unpad, optimized_forward, plan_of
+from .encoder import SETUP, Level, Setup, plan_of
 from .foreign import kinds_in, modules_in
 from .guard import Guard, WriteError, is_half
+from .labels import forward_unless_labelled, may_unpad_unless_labelled
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, TOLERANCE, Probe, differences, outputs_of, without_dropout
 from .shadow import first_layers, shadow
@@ -302,11 +303,11 @@ class Check:
 def apply_to(encoder: Any, setup: Setup) -> None:
     """Let the forward of an encoder follow a setup."""
     if isinstance(encoder, RelPosBertModel):
-        encoder.can_unpad = partial(may_unpad, setup)
+        encoder.can_unpad = partial(may_unpad_unless_labelled, setup)
         return
     if setup.own is not None:
         setup.own.give(encoder)
-    encoder.__class__ = substitute_class(type(encoder), optimized_forward)
+    encoder.__class__ = substitute_class(type(encoder), forward_unless_labelled)
     vars(encoder)[SETUP] = setup
     if setup.level == "contract":
         contract.replace_attention(encoder, contract.DELEGATE, contract.NAME)

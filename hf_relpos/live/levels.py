@@ -10,12 +10,13 @@ from ..products.weight_cache import CachingLinear, forget
 from . import contract
 from .check import Check, apply_to, refusal
 from .encoder import SETUP, Setup
-from .end_to_end import sides_that_heads_allow
+from .end_to_end import losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
+from .labels import keep_labelled_padding
 from .own import give_speech, own_parts
 from .probe import SIDES, padding_tokens
-from .substitute import MADE_OF, OURS, stock_class
+from .substitute import MADE_OF, OURS, stock_class, substitute_class
 
 
 PADDINGS = ("zeros", "mask", "stock")
@@ -84,6 +85,15 @@ def take_padding_out(found: Found, padding: str) -> list[Encoder | Skipped]:
     unpadded = {name: each for name, each in setups.items() if isinstance(each, Setup) and each.sides}
     is_bare = not unpadded or "" in unpadded
     sides, trains, reader = (SIDES, True, "") if is_bare else sides_that_heads_allow(root, unpadded)
+    heads: list[nn.Module] = []
+    if sides and not is_bare:
+        before = sides
+        sides, heads = losses_over_padding(root, unpadded, sides)
+        notes = [f"{root_kind} computes other losses without padding"] if sides != before else []
+        notes += ["calls with labels at padding keep it"] if sides and heads else []
+        reader = "; ".join(filter(None, (reader, *notes)))
+    for head in heads if sides else ():
+        head.__class__ = substitute_class(type(head), keep_labelled_padding)
     for name, setup in setups.items():
         encoder = root.get_submodule(name)
         place, kind = ".".join(filter(None, (found.path, name))), stock_class(type(encoder)).__name__
