@@ -260,6 +260,58 @@ def test_optimize_head_with_arguments_of_its_own():
     assert "whether Unknown reads states at padding is not known" in str(optimize(unknown(build("BERT"), "mean")))
 
 
+class Spans(encoders.Head):
+    """A span head: its softmax is over all positions, with labels alone."""
+
+    def forward(self, input_ids, attention_mask, start=None):
+        logits = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0][..., 0]
+        return logits if start is None else (nn.functional.cross_entropy(logits, start), logits)
+
+
+def test_loss_over_all_positions_keeps_padding():
+    report = str(optimize(Spans(encoders.build("DistilBERT"), "spans")))
+    assert "padding stays: Spans computes other losses without padding" in report
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(
+    "task, name", [("TokenClassification", "DistilBERT"), ("MaskedLM", "ELECTRA"), ("CausalLM", "Qwen3")]
+)
+def test_labels_at_padding_keep_it(task, name, side, training):
+    """Labels of 0 there are in the loss, and decoders predict the first token from the padding before it."""
+    stock = encoders.build(name, task=task).train(training)
+    ours, real = copy.deepcopy(stock), real_rows(side)
+    assert "calls with labels at padding keep it" in str(optimize(ours))
+    states: list[torch.Tensor] = []
+    encoder = next(part for part in ours.modules() if hasattr(type(part), "hf_relpos_made_of") and part is not ours)
+    encoder.register_forward_hook(lambda module, args, output: states.append(output[0]))
+    inputs = encoders.tokens(real)
+    for hidden in (-100, 0):
+        labels = (inputs["input_ids"] % 2).masked_fill(~real, hidden)
+        found, expected = (losses(model, inputs, labels) for model in (ours, stock))
+        for one, other in zip(found, expected, strict=True):
+            assert_equal_numbers(one, other, 1e-10)
+        is_read = hidden == 0 or (side == "left")
+        assert bool(states[-1][~real].any()) == is_read
+    assert_equal_numbers(ours(**inputs, labels=None).logits[real], stock(**inputs).logits[real], 1e-10)
+    assert not states[-1][~real].any()
+
+
+def real_rows(side):
+    """Rows of several lengths (B, L)."""
+    real = torch.arange(30) < torch.tensor([30, 22, 11, 4])[:, None]
+    return real if side == "right" else real.flip(1)
+
+
+def losses(model, inputs, labels):
+    """A loss, and its gradients."""
+    model.zero_grad()
+    loss = model(**inputs, labels=labels).loss
+    loss.backward()
+    return [loss.detach(), *(each.grad for each in model.parameters() if each.grad is not None)]
+
+
 def test_summaries_of_the_last_state_read_padding(monkeypatch):
     """As stock RoFormer's for multiple choice; ELECTRA's reads the first state unless its configuration says so.
 

@@ -46,21 +46,13 @@ class ByLength(Level):
             return call.forward(**part) if level is None else level.run(inner)
 
         assert call.real is not None
-        return join(compute, given, by_token, call.by_row, call.real, self._parts(call))
-
-    def tokens(self, call: EncoderCall) -> int:
-        """As of every level."""
-        length = call.shape[1]
-        return sum(len(part.rows) * len(range(length)[part.columns]) for part in self._parts(call))
+        parts = parts_of(call.real, self.call_cost)
+        call.computed = sum(len(part.rows) * len(range(call.shape[1])[part.columns]) for part in parts)
+        return join(compute, given, by_token, call.by_row, call.real, parts)
 
     def for_check(self) -> "ByLength":
         """In several parts, although its rows are short."""
         return replace(self, call_cost=0)
-
-    def _parts(self, call: EncoderCall) -> "list[Part]":
-        assert call.real is not None
-        call.parts = call.parts or parts_of(call.real, self.call_cost)
-        return call.parts
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ import torch
 
 from ..attention.unpadding import UnpaddedBatch
 from ..host.tracing import has_contents
-from .arguments import parameters_of, wants
+from .arguments import TOKENS, parameters_of, wants
 from .record import Record
 
 
-# Arguments that are tokens or embeddings.
-TOKENS = ("input_ids", "inputs_embeds")
 # Fewer padding tokens than these cost less than taking them out. See docs/results/benchmarks/cpu-encoder.md.
 FEWEST = 16
 
@@ -45,14 +43,6 @@ class Level:
             MismatchError: if the encoder turns out to take or give something else.
         """
         raise NotImplementedError
-
-    def tokens(self, call: "EncoderCall") -> int:
-        """How many tokens it computes of a call's B·L."""
-        raise NotImplementedError
-
-    def attention_in(self, encoder: Any) -> list[Any]:
-        """The modules of an encoder whose attention is this package's."""
-        return []
 
     def for_check(self) -> Self:
         """The level as it is tried on the few short rows of a check."""
@@ -137,7 +127,7 @@ class EncoderCall:
         if setup.drops_cache and "use_cache" in self.names and given.get("use_cache") is None:
             self.given = given | {"use_cache": False}
         self.config: Any = getattr(encoder, "config", None)
-        self.parts: list[Any] = []  # of level `by length`
+        self.computed: int | None = None  # how many tokens a level has computed, if not all B·L
 
     def wants(self, name: str) -> bool:
         """Whether it asks for something, by an argument or by a field of the configuration."""

@@ -213,6 +213,7 @@ class Contract(Level):
         return call.forward_as_asked(functools.partial(self._run, call, batch), {**given, **inside})
 
     def _run(self, call: EncoderCall, batch: UnpaddedBatch, inside: dict[str, Any]) -> Any:
+        call.computed = len(batch.indices)
         with running(batch) as found:
             outputs = call.forward(**inside)
         fields = {name for name in outputs if outputs[name] is not None} if isinstance(outputs, Mapping) else set()
@@ -222,15 +223,6 @@ class Contract(Level):
         if "pooler_output" in fields:
             outputs["pooler_output"] = call.encoder.pooler(outputs["last_hidden_state"])
         return outputs
-
-    def tokens(self, call: EncoderCall) -> int:
-        """As of every level."""
-        return call.shape[0] * call.shape[1] - call.hidden
-
-    def attention_in(self, encoder: Any) -> list[Any]:
-        """As of every level."""
-        found: list[Any] = [] if self.own is None else self.own.attention_in(encoder)
-        return found
 
 
 class Native(Level):
@@ -252,16 +244,9 @@ class Native(Level):
     def run(self, call: EncoderCall) -> Any:
         """As of every level."""
         assert call.unpadded is not None
+        call.computed = len(call.unpadded.indices)
         with running(call.unpadded):
             return call.forward(**call.given)
-
-    def tokens(self, call: EncoderCall) -> int:
-        """As of every level."""
-        return call.shape[0] * call.shape[1] - call.hidden
-
-    def attention_in(self, encoder: Any) -> list[Any]:
-        """As of every level."""
-        return list(encoder.encoder.layer)
 
 
 @dataclass(frozen=True)
@@ -294,15 +279,6 @@ class WithPadding(Level):
         assert call.real is not None
         with running(UnpaddedBatch.with_padding(call.real)):
             return call.forward_as_asked(lambda given: call.forward(**given), call.given)
-
-    def tokens(self, call: EncoderCall) -> int:
-        """As of every level."""
-        return call.shape[0] * call.shape[1]
-
-    def attention_in(self, encoder: Any) -> list[Any]:
-        """As of every level."""
-        found: list[Any] = self.own.attention_in(encoder)
-        return found
 
     def for_check(self) -> "WithPadding":
         """For the short rows of a check, too."""

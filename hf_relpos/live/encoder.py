@@ -105,7 +105,7 @@ def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: boo
     """
     assert call.setup.record is not None
     given = call.shape[0] * call.shape[1]
-    computed = given if level is None else level.tokens(call)
+    computed = given if level is None or call.computed is None else call.computed
     name, kind = STOCK if level is None else level.name, stock_class(type(call.encoder)).__name__
     if is_watching() and (level is None or not level.removes_padding):
         why = list(dict.fromkeys([*why, *why_not(call)]))

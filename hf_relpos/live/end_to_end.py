@@ -1,23 +1,29 @@
 """Find where padding can be removed without other outputs of the whole object, called as its user calls it."""
 
+import itertools
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from .arguments import parameters_of
 from .call import Setup
 from .check import LENGTHS, apply_to
 from .foreign import kinds_in
 from .guard import WriteError
+from .labels import tried_labels
 from .probe import SIDES, Probe, outputs_of, without_dropout
-from .shadow import shadow
+from .shadow import first_layers, shadow
 
 
 # In the class names of heads that find spans: their softmax and loss are over all positions of a row.
 SPANS = "ForQuestionAnswering"
 MAY_READ = "the program may read outputs at padding, which would change; padding='zeros' takes it out all the same"
+SHORT = (6, 4, 3)  # tokens of the rows whose losses are compared
 
 
 def sides_that_heads_allow(
@@ -78,6 +84,62 @@ def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, 
             again, _ = probe.agreement(stock, expected, *inputs)
             return not sides <= {*again}  # random outputs cannot be compared
     return True
+
+
+def losses_over_padding(
+    root: nn.Module, inside: Mapping[str, Setup], sides: tuple[str, ...]
+) -> tuple[tuple[str, ...], list[nn.Module]]:
+    """Where padding may be taken out of without another loss, and the heads that read padding with labels.
+
+    Each head gets labels of rows and of tokens by the arguments that an encoder does not have, in evaluation and, if
+    it has code of others, in training. What it computes is compared on a few tokens and the first layers of each kind.
+
+    Args:
+        sides: those that are left.
+
+    Returns:
+        The sides, and the heads whose loss is another with labels at padding alone.
+    """
+    read: set[str] = set()
+    readers: set[nn.Module] = set()
+    for path, head in root.named_modules():
+        start = f"{path}." if path else ""
+        own = {name.removeprefix(start): each for name, each in inside.items() if name.startswith(start)}
+        if own and (head is root or isinstance(head, PreTrainedModel)):
+            name, first = next(iter(own.items()))
+            for side in sides:
+                probe = Probe(head.get_submodule(name), SHORT, first.pads, (side,), length=SHORT[0] + 1)
+                found = {asks for asks, agrees in _losses(head, own, probe) if not agrees}
+                read |= {side} if False in found else set()
+                readers |= {head} if True in found else set()
+    return tuple(side for side in sides if side not in read), [*readers]
+
+
+def _losses(head: Any, inside: Mapping[str, Setup], probe: Probe) -> Iterator[tuple[bool, bool]]:
+    """For labels that a head takes: whether they ask for states at padding, and whether all outputs agree."""
+    for copy_of in (first_layers, partial(shadow, has_memory=False)):  # code may count layers
+        stock, trial = copy_of(head), copy_of(head)
+        for inputs in _inputs(type(head), probe):
+            with suppress(Exception):  # another signature
+                outputs_of(stock, *inputs)
+                break
+        else:
+            continue
+        break
+    else:
+        return
+    for name, setup in inside.items():
+        apply_to(trial.get_submodule(name), setup.for_check())
+    pairs = [(stock, trial)]
+    if kinds_in(head)[1]:
+        pairs.append((without_dropout(stock), without_dropout(trial)))
+    known = {name for path in inside for name in parameters_of(type(head.get_submodule(path)).forward)[0]}
+    for (labels, asks), (one, other) in itertools.product(tried_labels(head, known, probe.real), pairs):
+        given = ({**inputs[0], **labels}, *inputs[1:])
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):  # of labels with another shape
+            expected = outputs_of(one, *given)
+            agrees = bool(probe.agreement(other, expected, *given)[0])
+            yield asks, agrees or not probe.agreement(one, expected, *given)[0]  # random losses cannot be compared
 
 
 def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:

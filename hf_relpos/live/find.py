@@ -13,8 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.modeling_relpos_bert import RelPosBertModel
-from .arguments import parameters_of
-from .call import TOKENS
+from .arguments import TOKENS, parameters_of
 
 
 DEPTH = 3  # attributes of attributes of attributes

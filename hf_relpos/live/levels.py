@@ -5,18 +5,20 @@ from typing import Any
 
 from torch import nn
 
+from ..models.modeling_relpos_bert import RelPosBertModel
 from ..products.weight_cache import CachingLinear, forget
 from .arguments import wants
 from .call import Setup
 from .check import Check, apply_to, refusal
 from .encoder import SETUP
-from .end_to_end import MAY_READ, sides_that_heads_allow
+from .end_to_end import MAY_READ, losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
+from .labels import keep_labelled_padding
 from .own import give_speech, own_parts
 from .probe import SIDES, padding_tokens
 from .record import Record
-from .substitute import MADE_OF, OURS, stock_class
+from .substitute import MADE_OF, OURS, stock_class, substitute_class
 
 
 PADDINGS = ("zeros", "mask", "stock", "auto")
@@ -93,7 +95,13 @@ def take_padding_out(found: Found, padding: str, record: Record) -> list[Encoder
     sides, trains, reader = SIDES, True, ""
     may_read = padding == "auto" and not type(found.owner).__module__.startswith(READERS)
     if not is_bare:
-        sides, trains, reader = sides_that_heads_allow(root, unpadded, may_read)
+        before, trains, reader = sides_that_heads_allow(root, unpadded, may_read)
+        sides, heads = losses_over_padding(root, unpadded, before)
+        notes = [f"{root_kind} computes other losses without padding"] if sides != before else []
+        notes += ["calls with labels at padding keep it"] if sides and heads else []
+        reader = "; ".join(filter(None, (reader, *notes)))
+        for head in heads if sides else ():
+            head.__class__ = substitute_class(type(head), keep_labelled_padding)
     elif padding == "auto" and unpadded:  # also in pipelines, which return its states
         sides, reader = (), MAY_READ
     for name, setup in setups.items():
@@ -134,7 +142,8 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     """
     apply_to(encoder, setup)
     in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
-    layers = len(setup.levels[0].attention_in(encoder))
+    own = [] if setup.own is None else setup.own.attention_in(encoder)
+    layers = len(encoder.encoder.layer if isinstance(encoder, RelPosBertModel) else own)
     effects = [] if setup.own is None else [setup.own.effect]
     if setup.sides:
         where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"

@@ -10,31 +10,12 @@ from typing import Any
 
 import torch
 
-from ..host.transformers import CACHE_NAMES, collects_outputs
-from .call import TOKENS, EncoderCall
+from ..host.transformers import collects_outputs
+from .arguments import FAMILIAR, OTHERS
+from .call import EncoderCall
 from .foreign import foreign_part, has_stock_attention
+from .labels import keeps_padding
 from .record import Reason
-
-
-# Arguments by which rows read something else than their own tokens.
-OTHERS = (
-    *CACHE_NAMES,
-    "encoder_hidden_states",
-    "encoder_attention_mask",
-    "cu_seq_lens_q",
-    "entity_ids",
-    "head_mask",
-    "is_causal",
-    "mems",
-    "perm_mask",
-    "target_mapping",
-    "input_mask",
-    "memory",
-    "output_router_logits",
-)
-# Arguments that mean the same in the code of others. By any other it may read padding, or return what has no rows.
-SWITCHES = ("use_cache", "use_mems", "return_dict", "output_hidden_states", "output_attentions")
-FAMILIAR = {*TOKENS, *SWITCHES, "attention_mask", "token_type_ids", "position_ids"}
 
 
 @dataclass(frozen=True)
@@ -136,6 +117,11 @@ def _states(call: EncoderCall) -> str:
     return "it asks for hidden states, which the program may read at padding: padding='zeros' takes it out"
 
 
+def _labels(call: EncoderCall) -> str:
+    is_read = keeps_padding()
+    return "it has labels at padding, which are in the loss: give -100 there, if they are not to be" if is_read else ""
+
+
 def _trains(call: EncoderCall) -> str:
     is_barred = call.encoder.training and not call.setup.trains
     return "in training its rows depend on each other or on padding" if is_barred else ""
@@ -205,6 +191,7 @@ PADDING = (
     Rule("The batch has fewer than 16 padding tokens.", _few),
     Rule("It returns keys and values, or XLNet's memory: pass `use_cache=False` or `use_mems=False`.", _cache),
     Rule('It asks for hidden states, under `padding="auto"`.', _states),
+    Rule("Its labels at padding are not -100, and the head around the encoder has them in its loss.", _labels),
     Rule("Code of others reads other rows or padding in training.", _trains),
     Rule("Code of others gets an argument besides tokens, mask, positions, token types and switches.", _unfamiliar),
     Rule(

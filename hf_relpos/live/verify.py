@@ -16,6 +16,7 @@ from torch import nn
 from ..products.low_precision import KINDS
 from .call import EncoderCall, Level, MismatchError
 from .foreign import modules_in
+from .guard import Guard
 from .probe import differences, tensors_in
 from .record import logger
 from .shadow import shadow
@@ -115,16 +116,18 @@ class Verified:
 
     def _compared(self, call: EncoderCall, level: Level) -> tuple[Any, float]:
         """Transformers' outputs, and how many times as far as rounding those of the level are from them."""
-        ours, theirs = (_of_copy(call) if call.setup.is_foreign else call for _ in range(2))
-        found: Any = None
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            try:
+        is_foreign = call.setup.is_foreign
+        ours, theirs = (_of_copy(call) if is_foreign else call for _ in range(2))
+        found, expected = {}, None
+        try:
+            with Guard(ours.encoder, own_dtype=True), torch.no_grad(), torch.random.fork_rng(devices=[]):
                 found = level.run(ours)
-            except Exception as error:  # of code of others, which Transformers' own call may raise, too
-                logger.info("%s: level %s raised %s: %s", _name(call), level.name, type(error).__name__, error)
-        is_copy = theirs is not call
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_copy):
-            expected = theirs.forward(**theirs.given)
+            if is_foreign:
+                with Guard(theirs.encoder, own_dtype=True), torch.no_grad():
+                    expected = theirs.forward(**theirs.given)
+        except Exception as error:  # of code of others, which Transformers' own call may raise, too
+            logger.info("%s: level %s raised %s: %s", _name(call), level.name, type(error).__name__, error)
+        expected = expected if is_foreign else call.forward(**call.given)
         assert ours.real is not None
         return expected, apart(dict(tensors_in(found)), dict(tensors_in(expected)), ours.real, is_exact(call.encoder))
 
