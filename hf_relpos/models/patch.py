@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig, other_architecture
 from .installed import INSTALLED
-from .loading import check_encoder, hub_arguments, load_by_tensors
+from .loading import check_encoder, hub_arguments, load_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 
 
@@ -141,7 +141,8 @@ def _read_by_tensors(ours: Any, path: Any, kwargs: Mapping[str, Any]) -> Any:
     """Model and loading info of a checkpoint that only its tensors show to be of another architecture; else None."""
     given = {name: value for name, value in kwargs.items() if name != "config" or isinstance(value, PreTrainedConfig)}
     given.pop("output_loading_info", None)
-    return load_by_tensors(ours, super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), given)
+    stock = super(RelPosBertPreTrainedModel, ours).from_pretrained
+    return load_other_architecture(ours, stock, path, (), given, by_tensors=True)
 
 
 def _route_configuration(
