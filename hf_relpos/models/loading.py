@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 from ..checkpoints.errors import abbreviate
 from ..checkpoints.files import check_local
 from ..host.loader import named_in_reports
 from .installed import INSTALLED
+from .modeling_relpos_bert import RelPosBertPreTrainedModel
 
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -33,13 +34,18 @@ RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_t
 
 
 def load(
-    kind: type[PreTrainedModel], from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: dict[str, Any]
+    kind: type[RelPosBertPreTrainedModel],
+    from_pretrained: Callable[..., Any],
+    source: Any,
+    args: Any,
+    arguments: dict[str, Any],
 ) -> Any:
-    """`from_pretrained` of our classes: as in Transformers, with checks, and for other architectures, too.
+    """`from_pretrained` of a BERT: as in Transformers, with checks, and for other architectures, too.
 
     Args:
         kind: our class.
-        from_pretrained: the method of Transformers, bound to the class; its other arguments follow.
+        from_pretrained: the method of Transformers, bound to that class or to the stock one; its other arguments
+            follow.
 
     Returns:
         The model, and with `output_loading_info=True` its loading info.
@@ -49,16 +55,19 @@ def load(
     """
     output_loading_info = arguments.pop("output_loading_info", False)
     check_local(source, arguments)
-    found = load_other_architecture(kind, from_pretrained, source, args, arguments)
+    found = load_other_architecture(kind, source, args, arguments)
     model, info = found or from_pretrained(source, *args, output_loading_info=True, **arguments)
     if output_loading_info:
         return model, info
+    if not isinstance(model, kind) and type(model.config) is not BertConfig:  # a subclass is its author's
+        return model
     if model._hf_peft_config_loaded:  # the info is about the adapters
-        info = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
+        missing = getattr(model, "_missing_from_base", ())
+        info = {"missing_keys": missing, "unexpected_keys": (), "mismatched_keys": ()}
     try:
         check_encoder(model, info, source, arguments)
     except ValueError:
-        found = load_other_architecture(kind, from_pretrained, source, args, arguments, by_tensors=True)
+        found = load_other_architecture(kind, source, args, arguments, by_tensors=True)
         if found is None:
             raise
         model, _ = found
@@ -77,17 +86,12 @@ def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_other_architecture(
-    kind: Any,
-    from_pretrained: Callable[..., Any],
-    source: Any,
-    args: Any,
-    arguments: Mapping[str, Any],
-    by_tensors: bool = False,
+    kind: Any, source: Any, args: Any, arguments: Mapping[str, Any], by_tensors: bool = False
 ) -> tuple[Any, Any] | None:
     """Model and loading info of a checkpoint of another architecture; None for one that Transformers can read.
 
     Args:
-        kind, from_pretrained, source, args, arguments: as of `load`.
+        kind, source, args, arguments: as of `load`.
         by_tensors: also recognise another architecture with BERT's model_type by its tensors, and check the encoder.
 
     Raises:
@@ -107,15 +111,16 @@ def load_other_architecture(
     fields, tensors = found
     rest = dict(arguments)
     config = rest.pop("config", None)
-    if config is None:
+    if config is None or (by_tensors and isinstance(config, str | os.PathLike)):
         # arguments of loading, which are also fields of a configuration
         own = {name: rest.pop(name) for name in ("dtype", "torch_dtype", "quantization_config") if name in rest}
         config, rest = kind.config_class.from_dict(fields, return_unused_kwargs=True, **rest)
         rest |= own
     elif by_tensors:  # which say more than the configuration that was made without them
         config = kind.config_class.from_bert(config, **{name: fields[name] for name in LAYOUT_FIELDS & fields.keys()})
+    load_tensors = super(RelPosBertPreTrainedModel, kind).from_pretrained
     with named_in_reports(source):
-        model, info = from_pretrained(None, *args, output_loading_info=True, state_dict=tensors, config=config, **rest)
+        model, info = load_tensors(None, *args, output_loading_info=True, state_dict=tensors, config=config, **rest)
     # the model read it off its configuration when there was none yet; PEFT writes it into adapters
     model.config.name_or_path = model.name_or_path = model.base_model.name_or_path = str(source)
     if by_tensors:
