@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from transformers import AutoConfig, AutoTokenizer, BertTokenizer
 from transformers.utils import is_peft_available
 
 from .host.loader import LOGGER, left_out, level_of_the_loader, note_allocation, register_targets
-from .host.torch import when_buffers_are_registered
 from .models import capabilities, checks, loading
 from .models.configuration_relpos_bert import RelPosBertConfig
 from .models.installed import INSTALLED
@@ -36,7 +36,7 @@ def register() -> None:
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
     AutoTokenizer.register(RelPosBertConfig, BertTokenizer, exist_ok=True)
     LOGGER.addFilter(warn_of_left_out_tables)
-    when_buffers_are_registered(watch_buffers)
+    register_module_buffer_registration_hook(watch_buffers)
     if is_peft_available():
         register_targets(RelPosBertConfig.model_type, like="bert")
 

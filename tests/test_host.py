@@ -14,7 +14,7 @@ from oracles import tiny_model
 import hf_relpos
 from hf_relpos import RelPosBertLMHeadModel
 from hf_relpos.host.declarations import NEEDS, Need, missing
-from hf_relpos.host.transformers import CACHE_NAMES, KEYWORDS, one_cache
+from hf_relpos.host.transformers import CACHE_NAMES, one_cache
 from hf_relpos.models.modeling_relpos_bert import HEADS
 
 
@@ -99,11 +99,30 @@ def arguments(auto: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("word, meant", [("attention_masks", "attention_mask"), ("tokentype_ids", "token_type_ids")])
 @pytest.mark.parametrize("auto", HEADS)
-def test_an_unknown_keyword_is_an_error(auto, word, meant):
+def test_a_misspelt_keyword_is_an_error(auto, word, meant):
     model = tiny_model(HEADS[auto], "shaw", is_decoder=auto == "AutoModelForCausalLM")
     model(**arguments(auto))
     with pytest.raises(TypeError, match=f"{word}.*did you mean '{meant}'"):
         model(**arguments(auto), **{word: torch.ones(1, 6)})
+
+
+# Of PEFT, DataCollatorWithFlattening, pipelines, Trainer and Transformers' decorators.
+HANDED_THROUGH = (
+    "adapter_names",
+    "cu_seq_lens_k",
+    "cu_seq_lens_q",
+    "debug_io",
+    "ignore_index",
+    "is_causal",
+    "max_length_k",
+    "max_length_q",
+    "num_items_in_batch",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "seq_idx",
+    "shift_labels",
+)
 
 
 @pytest.mark.parametrize("auto", HEADS)
@@ -111,7 +130,7 @@ def test_what_others_hand_through_is_known(auto):
     """Without a value, which is what `is_causal` and lengths of packed rows have where they do not apply."""
     model = tiny_model(HEADS[auto], "t5", is_decoder=auto == "AutoModelForCausalLM")
     plain = model(**arguments(auto))
-    given = model(**arguments(auto), **dict.fromkeys(KEYWORDS))
+    given = model(**arguments(auto), **dict.fromkeys(HANDED_THROUGH))
     found = given if isinstance(given, tuple) else given.to_tuple()
     assert torch.equal(found[0], plain[0])
 

@@ -143,6 +143,6 @@ def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
     subfolder = arguments.get("subfolder")
     folder = os.path.join(checkpoint, subfolder) if subfolder else checkpoint
     files = weight_files(folder, arguments.get("variant"))
-    if files and arguments.get("config") is None:
+    if arguments.get("config") is None and (files or os.path.isfile(os.path.join(folder, CONFIG))):
         check_config(folder)
     check_weights(files)

@@ -115,7 +115,9 @@ def state_dict(
     config, _ = PreTrainedConfig.get_config_dict(source, **hub)
     if not config:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
         return None
-    if directly_read(config) is None and not (by_tensors and config.get("model_type", "bert") in MARKED):
+    model_type = config.get("model_type", "bert")
+    # looking at the tensors of each BERT would download them twice
+    if directly_read(config) is None and (model_type not in MARKED or (model_type == "bert" and not by_tensors)):
         return None
     variant = arguments.get("variant")
     folder = _folder(source, hub, variant)

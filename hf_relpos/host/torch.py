@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -141,17 +140,6 @@ def assert_later(condition: torch.Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
-def has_transforms(is_traced: bool) -> bool:
-    """Whether derivatives are computed in forward mode, or a transform of `torch.func` is active.
-
-    Args:
-        is_traced: whether a graph is recorded, which has no transforms.
-    """
-    if forward_ad._current_level >= 0:
-        return True
-    return not is_traced and torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def hooks_of_all_modules() -> bool:
     """Whether anybody has registered a hook for every module."""
     module: Any = torch.nn.modules.module
@@ -162,11 +150,6 @@ def hooks_of_all_modules() -> bool:
 def at_least_graphs(limit: int) -> Any:
     """A context in which `torch.compile` keeps at least so many graphs of one function."""
     return torch._dynamo.config.patch(recompile_limit=limit)
-
-
-def when_buffers_are_registered(hook: Any) -> None:
-    """Let a hook hear of each buffer that any module registers: its arguments are the module, the name, the tensor."""
-    torch.nn.modules.module.register_module_buffer_registration_hook(hook)
 
 
 @functools.cache

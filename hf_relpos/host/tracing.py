@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from .torch import has_transforms
 from .transformers import is_fake_tensor
 
 
@@ -20,7 +20,9 @@ def is_transformed() -> bool:
 
     Results must then not be cached, and functions with a backward pass of their own do not apply.
     """
-    return has_transforms(is_traced())
+    if forward_ad._current_level >= 0:
+        return True
+    return not is_traced() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def may_read(device: torch.device) -> bool:

@@ -1,14 +1,15 @@
 """What models and attention use of Transformers beyond its documented interface, and how it hands them a call.
 
 Transformers renames arguments in minor releases: 5.24 calls `cache` what was `past_key_values`. Arguments of its
-functions are passed by the name in the signature that is there. A forward of ours takes both names, and rejects
-keywords that nobody knows, so that the next new name is an error instead of an argument that `**kwargs` swallows.
+functions are passed by the name in the signature that is there. A forward of ours takes both names; a third one is an
+error at import.
 """
 
 import difflib
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,23 +43,6 @@ from transformers.utils.output_capturing import capture_outputs
 
 # Names of the cache of keys and values in calls and outputs, the newest first.
 CACHE_NAMES = ("cache", "past_key_values")
-# Keywords that no forward of BERT names, and who passes them on.
-KEYWORDS = {
-    "adapter_names": "PEFT, in batches with several adapters; its hooks take it out",
-    "cu_seq_lens_k": "DataCollatorWithFlattening, beside position_ids",
-    "cu_seq_lens_q": "DataCollatorWithFlattening, beside position_ids",
-    "debug_io": "Transformers' decorators, which read it",
-    "ignore_index": "losses of the heads",
-    "is_causal": "Transformers' decorators, from the configuration; it has to agree with `is_decoder`",
-    "max_length_k": "DataCollatorWithFlattening, for flash attention",
-    "max_length_q": "DataCollatorWithFlattening, for flash attention",
-    "num_items_in_batch": "Trainer, for the loss over accumulated batches",
-    "output_attentions": "callers, pipelines and PEFT; Transformers' decorators collect the weights",
-    "output_hidden_states": "callers, pipelines and PEFT; Transformers' decorators collect the states",
-    "return_dict": "callers, pipelines and PEFT; Transformers' decorators read it",
-    "seq_idx": "DataCollatorWithFlattening, for state space models",
-    "shift_labels": "losses of the heads, under context parallelism",
-}
 
 
 def rotations_after_calls(module: torch.nn.Module, attribute: str) -> torch.Tensor | None:
@@ -113,25 +97,26 @@ def collects_outputs() -> bool:
     return bool(output_capturing._active_collector.get())
 
 
-def has_cache(keywords: Mapping[str, Any]) -> bool:
-    """Whether a cache is among the keywords of a call, under either of its names."""
-    return any(keywords.get(name) is not None for name in CACHE_NAMES)
+def check_keywords(module: Any, given: Iterable[str]) -> None:
+    """Reject keywords that are nearly the name of an argument, which `**kwargs` would swallow.
 
-
-def check_keywords(module: Any, given: Iterable[str], others: Iterable[str] = ()) -> None:
-    """Reject keywords that a forward does not know, which `**kwargs` would swallow.
+    Others are passed on, as in Transformers: its decorators, Trainer and PEFT hand their own through a forward.
 
     Args:
-        module: the module that was called, for the error and for the arguments that its forward names.
-        given: names of keywords.
-        others: names that its forward knows without naming them.
+        module: the module that was called.
+        given: names of keywords that its forward does not name.
 
     Raises:
-        TypeError: for the first unknown one; names the nearest known one.
+        TypeError: for the first misspelt one; names the argument.
     """
-    unknown = [name for name in given if name not in KEYWORDS and name not in CACHE_NAMES and name not in others]
-    if unknown:
-        known = {*inspect.signature(module.forward).parameters, *KEYWORDS, *others} - {"kwargs", "args"}
-        nearest = difflib.get_close_matches(unknown[0], sorted(known), n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; it knows {', '.join(sorted(known))}"
-        raise TypeError(f"{type(module).__name__}.forward does not know the keyword {unknown[0]!r}{hint}")
+    for name in given:
+        if meant := _nearest(type(module).forward, name):
+            raise TypeError(
+                f"{type(module).__name__}.forward does not know the keyword {name!r}; did you mean {meant!r}?"
+            )
+
+
+@functools.cache  # half a millisecond for two keywords, in every call
+def _nearest(function: Callable[..., Any], name: str) -> str:
+    """The argument of a function that has nearly this name; empty for none."""
+    return "".join(difflib.get_close_matches(name, inspect.signature(function).parameters, n=1, cutoff=0.85))

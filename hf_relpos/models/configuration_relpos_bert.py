@@ -15,15 +15,11 @@ from .installed import INSTALLED
 NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp", "extra_attention_norms": False}
 
 
-class OtherArchitecture(dict[str, Any]):
-    """Fields of a RelPosBertConfig for a checkpoint of another architecture, whose weights have other names."""
-
-
-def other_architecture(source: Any, config: dict[str, Any]) -> OtherArchitecture | None:
+def other_architecture(source: Any, config: dict[str, Any]) -> dict[str, Any] | None:
     """Fields of a RelPosBertConfig for another architecture that the installed package reads; None for others."""
     families = INSTALLED.families()
-    fields = None if families is None else families.config_fields(source, config)
-    return None if fields is None else OtherArchitecture(fields)
+    fields: dict[str, Any] | None = None if families is None else families.config_fields(source, config)
+    return fields
 
 
 def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:

@@ -1,27 +1,16 @@
-"""What the installed package adds to its models. Registration hands it in; the code of a saved model lacks it."""
+"""What the installed package adds to its models. Registration hands it in; the code of a saved model lacks it.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Modules of the package, each None where there are none:
+
+- `bundle` writes the code of a saved model.
+- `capabilities` derives what backends can do with a configuration.
+- `checks` checks configurations and arguments.
+- `families()` is the module which reads checkpoints of other architectures.
+- `loading` loads models with checks.
+"""
+
+from types import SimpleNamespace
 from typing import Any
 
 
-@dataclass
-class Installed:
-    """Modules of the package, each None where there are none.
-
-    Attributes:
-        bundle: writes the code of a saved model.
-        capabilities: derives what backends can do with a configuration.
-        checks: checks configurations and arguments.
-        families: function that returns the module which reads checkpoints of other architectures.
-        loading: loads models with checks.
-    """
-
-    bundle: Any = None
-    capabilities: Any = None
-    checks: Any = None
-    families: Callable[[], Any] = lambda: None
-    loading: Any = None
-
-
-INSTALLED = Installed()
+INSTALLED: Any = SimpleNamespace(bundle=None, capabilities=None, checks=None, families=lambda: None, loading=None)

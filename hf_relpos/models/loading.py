@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 from ..checkpoints.errors import abbreviate
-from ..checkpoints.files import CONFIG, check_local, read_json
+from ..checkpoints.files import check_local
 from ..host.loader import named_in_reports
-from .configuration_relpos_bert import OtherArchitecture
 from .installed import INSTALLED
+from .modeling_relpos_bert import RelPosBertPreTrainedModel
 
 
-TENSORS = "hf_relpos_tensors"  # argument with the renamed tensors of a checkpoint of another architecture
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 # Parts of the encoder that may be initialised if the caller sets certain fields.
@@ -35,15 +34,18 @@ RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_t
 
 
 def load(
-    kind: type[PreTrainedModel], from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: dict[str, Any]
+    kind: type[RelPosBertPreTrainedModel],
+    from_pretrained: Callable[..., Any],
+    source: Any,
+    args: Any,
+    arguments: dict[str, Any],
 ) -> Any:
-    """`from_pretrained` of our classes: as in Transformers, with checks, and for other architectures, too.
-
-    config.json is read once.
+    """`from_pretrained` of a BERT: as in Transformers, with checks, and for other architectures, too.
 
     Args:
         kind: our class.
-        from_pretrained: the method of Transformers, bound to the class; its other arguments follow.
+        from_pretrained: the method of Transformers, bound to that class or to the stock one; its other arguments
+            follow.
 
     Returns:
         The model, and with `output_loading_info=True` its loading info.
@@ -53,81 +55,23 @@ def load(
     """
     output_loading_info = arguments.pop("output_loading_info", False)
     check_local(source, arguments)
-    model, info = load_prepared(from_pretrained, source, args, _prepared(kind, source, arguments))
+    found = load_other_architecture(kind, source, args, arguments)
+    model, info = found or from_pretrained(source, *args, output_loading_info=True, **arguments)
     if output_loading_info:
         return model, info
+    if not isinstance(model, kind) and type(model.config) is not BertConfig:  # a subclass is its author's
+        return model
     if model._hf_peft_config_loaded:  # the info is about the adapters
-        info = {"missing_keys": model._missing_from_base, "unexpected_keys": (), "mismatched_keys": ()}
+        missing = getattr(model, "_missing_from_base", ())
+        info = {"missing_keys": missing, "unexpected_keys": (), "mismatched_keys": ()}
     try:
         check_encoder(model, info, source, arguments)
     except ValueError:
-        found = load_by_tensors(kind, from_pretrained, source, args, arguments)
+        found = load_other_architecture(kind, source, args, arguments, by_tensors=True)
         if found is None:
             raise
         model, _ = found
     return model
-
-
-def load_by_tensors(
-    kind: type[PreTrainedModel], from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: dict[str, Any]
-) -> tuple[Any, Any] | None:
-    """Model and loading info of a checkpoint that its tensors show to be of another architecture; else None.
-
-    The arguments and errors are those of `load`.
-    """
-    found = read_other_architecture(kind, source, arguments, by_tensors=True)
-    if found is None:
-        return None
-    model, info = load_prepared(from_pretrained, source, args, found)
-    check_encoder(model, info, source, arguments)
-    return model, info
-
-
-def load_prepared(
-    from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: Mapping[str, Any]
-) -> tuple[Any, Any]:
-    """Model and loading info from Transformers; `arguments` may be from `read_other_architecture`."""
-    rest = dict(arguments)
-    if TENSORS not in rest:
-        model, info = from_pretrained(source, *args, output_loading_info=True, **rest)
-        return model, info
-    tensors = rest.pop(TENSORS)
-    with named_in_reports(source):
-        model, info = from_pretrained(None, *args, output_loading_info=True, state_dict=tensors, **rest)
-    # the model read it off its configuration when there was none yet; PEFT writes it into adapters
-    model.config.name_or_path = model.name_or_path = model.base_model.name_or_path = str(source)
-    return model, info
-
-
-def _prepared(kind: Any, source: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments with a RelPosBertConfig and, for another architecture, its renamed tensors."""
-    config = arguments.get("config")
-    if _is_given(source, arguments):
-        return arguments
-    if config is not None:
-        # an Auto class has read the configuration of the checkpoint itself: one of ours, or a stock one that the class
-        # refuses
-        own = isinstance(config, PreTrainedConfig) and config.name_or_path == str(source)
-        other = bool(getattr(config, "converted_from", None))
-        if own and not other:
-            return arguments
-        found = read_other_architecture(kind, source, arguments)
-        if found is None and other:
-            found = read_other_architecture(kind, source, arguments, by_tensors=True)
-        return found or arguments
-    try:
-        fields, _ = kind.config_class.get_config_dict(source, **hub_arguments(arguments))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # the last three: no JSON object
-        path = os.path.join(source, arguments.get("subfolder") or "", CONFIG)
-        if os.path.isfile(path):
-            read_json(path)
-        # or an adapter's folder, or no checkpoint: Transformers reads it, or says so
-        return read_other_architecture(kind, source, arguments, by_tensors=True) or arguments
-    if not fields:  # an adapter's folder, which Transformers before 5.23 raises an OSError for
-        return arguments
-    if isinstance(fields, OtherArchitecture):
-        return read_other_architecture(kind, source, arguments) or arguments
-    return _with_config(kind, fields, arguments)
 
 
 def _is_given(source: Any, arguments: Mapping[str, Any]) -> bool:
@@ -141,59 +85,58 @@ def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
 
 
-def _with_config(kind: Any, fields: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with a configuration from the fields of a file and those among the arguments."""
-    rest = dict(arguments)
-    # arguments of loading, which are also fields of a configuration
-    own = {name: rest.pop(name) for name in ("dtype", "torch_dtype", "quantization_config") if name in rest}
-    config, rest = kind.config_class.from_dict(dict(fields), return_unused_kwargs=True, **rest)
-    return {**rest, **own, "config": config}
-
-
-def read_other_architecture(
-    kind: Any, source: Any, arguments: Mapping[str, Any], by_tensors: bool = False
-) -> dict[str, Any] | None:
-    """Read a checkpoint of another architecture, for `from_pretrained` of Transformers.
+def load_other_architecture(
+    kind: Any, source: Any, args: Any, arguments: Mapping[str, Any], by_tensors: bool = False
+) -> tuple[Any, Any] | None:
+    """Model and loading info of a checkpoint of another architecture; None for one that Transformers can read.
 
     Args:
-        kind: our class.
-        source: folder or Hub repository.
-        arguments: arguments of `from_pretrained`.
-        by_tensors: also recognise another architecture with BERT's model_type by its tensors.
-
-    Returns:
-        The arguments for `load_prepared`, with a RelPosBertConfig and the renamed tensors; None for a checkpoint that
-        Transformers can read.
+        kind, source, args, arguments: as of `load`.
+        by_tensors: also recognise another architecture with BERT's model_type by its tensors, and check the encoder.
 
     Raises:
-        ValueError: for a checkpoint that is not supported, or broken.
+        ValueError: for a checkpoint that is not supported, or broken, and as `check_encoder`.
     """
     if _is_given(source, arguments):
         return None
     try:
+        stored, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments(arguments))
+        if stored.get("model_type") == kind.config_class.model_type:  # without an import of the families
+            return None
         found = INSTALLED.families().state_dict(source, kind.__name__.removeprefix("RelPos"), arguments, by_tensors)
     except OSError:  # an adapter's folder, or no checkpoint: left to Transformers
         return None
     if found is None:
         return None
     fields, tensors = found
-    if (config := arguments.get("config")) is not None:
-        if by_tensors:  # which say more than the configuration that was made without them
-            layout = {name: fields[name] for name in LAYOUT_FIELDS if name in fields}
-            config = kind.config_class.from_bert(config, **layout)
-        return {**arguments, "config": config, TENSORS: tensors}
-    return {**_with_config(kind, fields, arguments), TENSORS: tensors}
+    rest = dict(arguments)
+    config = rest.pop("config", None)
+    if config is None or (by_tensors and isinstance(config, str | os.PathLike)):
+        # arguments of loading, which are also fields of a configuration
+        own = {name: rest.pop(name) for name in ("dtype", "torch_dtype", "quantization_config") if name in rest}
+        config, rest = kind.config_class.from_dict(fields, return_unused_kwargs=True, **rest)
+        rest |= own
+    elif by_tensors:  # which say more than the configuration that was made without them
+        config = kind.config_class.from_bert(config, **{name: fields[name] for name in LAYOUT_FIELDS & fields.keys()})
+    load_tensors = super(RelPosBertPreTrainedModel, kind).from_pretrained
+    with named_in_reports(source):
+        model, info = load_tensors(None, *args, output_loading_info=True, state_dict=tensors, config=config, **rest)
+    # the model read it off its configuration when there was none yet; PEFT writes it into adapters
+    model.config.name_or_path = model.name_or_path = model.base_model.name_or_path = str(source)
+    if by_tensors:
+        check_encoder(model, info, source, arguments)
+    return model, info
 
 
 # Fields that follow from the tensors of another architecture.
-LAYOUT_FIELDS = (
+LAYOUT_FIELDS = {
     *POSITION_FIELDS,
     "feed_forward_type",
     "extra_attention_norms",
     "hidden_act",
     "max_position_embeddings",
     "converted_from",
-)
+}
 
 
 def in_body(name: str) -> bool:

@@ -63,7 +63,7 @@ from .layers import (
     RelPosBertSelfAttention,
     tokens_to_convolve,
 )
-from .recurrence import WITH_MEMORY, SegmentMemory, carries_memory, check_memory, next_memory
+from .recurrence import WITH_MEMORY, SegmentMemory, check_memory, next_memory, with_memory
 from .saved_code.remote_code import CONFIGURATION, MODELING, save_code
 from .sequence import PositionInputs, Rows, SequenceMetadata, indexed_sequence, read_sequence
 
@@ -277,12 +277,13 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             memory_sink: a list to which the new memory is appended, for heads, which build their own outputs.
 
         Raises:
-            TypeError: for inputs that are not tensors, and for unknown keywords.
+            TypeError: for inputs that are not tensors, and for a misspelt keyword.
             ValueError: for missing inputs that the scheme requires, wrong dtypes and shapes, an empty batch or row,
                 a memory of another model or batch, and an `is_causal` other than the configuration's `is_decoder`.
             IndexError: for tokens, token types and absolute positions outside the embedding tables.
         """
-        check_keywords(self, kwargs)
+        if not is_traced():
+            check_keywords(self, kwargs)
         cache = one_cache(cache, past_key_values)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if tokens is None or (input_ids is not None and inputs_embeds is not None):
@@ -349,8 +350,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         new_memory = next_memory(memory, tuple(layer_inputs), rows, self.config.memory_length)
         if memory_sink is not None:
             memory_sink.append(new_memory)
-        with_memory: Any = WITH_MEMORY[type(outputs)]  # a subclass of it, made at import
-        return with_memory(**outputs, memory=new_memory)
+        kind: Any = WITH_MEMORY[type(outputs)]  # a subclass of it, made at import
+        return kind(**outputs, memory=new_memory)
 
     def _check_call(self, rows: Rows, are_ids: bool, has_cache: bool, is_causal: bool | None) -> None:
         """Check the arguments of `forward`, in the installed package also by `checks.check_inputs`."""
@@ -419,6 +420,11 @@ class RelPosBertHead(RelPosBertPreTrainedModel):
     pools = True  # whether the head reads the pooled output
     bert: BertModel
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if RelPosBertHead in cls.__bases__:  # what inherits from one of these inherits its forward
+            cls.forward = with_memory(cls.forward)
+
     def __init__(self, config: RelPosBertConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
@@ -445,7 +451,6 @@ def _classifier(config: RelPosBertConfig, outputs: int) -> tuple[nn.Dropout, nn.
     return nn.Dropout(dropout), nn.Linear(config.hidden_size, outputs)
 
 
-@carries_memory
 class RelPosBertForPreTraining(RelPosBertHead, BertForPreTraining):
     """Masked language modelling and next sentence heads on a relative BERT; `forward` as BertForPreTraining's."""
 
@@ -454,7 +459,6 @@ class RelPosBertForPreTraining(RelPosBertHead, BertForPreTraining):
         _fit_decoder(self.cls, config)
 
 
-@carries_memory
 class RelPosBertForMaskedLM(RelPosBertHead, BertForMaskedLM):
     """Masked language modelling head on a relative BERT; `forward` as BertForMaskedLM's."""
 
@@ -467,7 +471,6 @@ class RelPosBertForMaskedLM(RelPosBertHead, BertForMaskedLM):
         _fit_decoder(self.cls, config)
 
 
-@carries_memory
 class RelPosBertLMHeadModel(RelPosBertHead, BertLMHeadModel):
     """Causal language modelling head on a relative BERT; `forward` and `generate` as BertLMHeadModel's."""
 
@@ -506,7 +509,6 @@ class RelPosBertLMHeadModel(RelPosBertHead, BertLMHeadModel):
         return indexed_sequence(config, rows, cache).tensor_mask(inputs_embeds)
 
 
-@carries_memory
 class RelPosBertForNextSentencePrediction(RelPosBertHead, BertForNextSentencePrediction):
     """Next sentence head on a relative BERT; `forward` as BertForNextSentencePrediction's."""
 
@@ -514,12 +516,10 @@ class RelPosBertForNextSentencePrediction(RelPosBertHead, BertForNextSentencePre
         self.cls = BertOnlyNSPHead(config)
 
 
-@carries_memory
 class RelPosBertForSequenceClassification(RelPosBertHead, BertForSequenceClassification):
     """Sequence classification or regression on a relative BERT; `forward` as BertForSequenceClassification's."""
 
 
-@carries_memory
 class RelPosBertForMultipleChoice(RelPosBertHead, BertForMultipleChoice):
     """Multiple choice on a relative BERT; `forward` as BertForMultipleChoice's."""
 
@@ -527,14 +527,12 @@ class RelPosBertForMultipleChoice(RelPosBertHead, BertForMultipleChoice):
         self.dropout, self.classifier = _classifier(config, 1)
 
 
-@carries_memory
 class RelPosBertForTokenClassification(RelPosBertHead, BertForTokenClassification):
     """Token classification on a relative BERT; `forward` as BertForTokenClassification's."""
 
     pools = False
 
 
-@carries_memory
 class RelPosBertForQuestionAnswering(RelPosBertHead, BertForQuestionAnswering):
     """Extractive question answering on a relative BERT; `forward` as BertForQuestionAnswering's."""
 

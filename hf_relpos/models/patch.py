@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..schemes.registry import SCHEMES
 from .configuration_relpos_bert import RelPosBertConfig, other_architecture
 from .installed import INSTALLED
-from .loading import check_encoder, hub_arguments, load_by_tensors
+from .loading import hub_arguments, load, load_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 
 
@@ -137,13 +137,6 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
     return needs_ours(source, saved, kwargs)
 
 
-def _read_by_tensors(ours: Any, path: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Model and loading info of a checkpoint that only its tensors show to be of another architecture; else None."""
-    given = {name: value for name, value in kwargs.items() if name != "config" or isinstance(value, PreTrainedConfig)}
-    given.pop("output_loading_info", None)
-    return load_by_tensors(ours, super(RelPosBertPreTrainedModel, ours).from_pretrained, path, (), given)
-
-
 def _route_configuration(
     ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
@@ -208,24 +201,13 @@ def _route_head(ours: Any, inherited: Callable[..., Any], path: Any, args: Any, 
             return ours.from_pretrained(path, *args, **rest | {"config": RelPosBertConfig.from_bert(config, **own)})
     elif _is_saved_as_ours(path, config, kwargs):
         return ours.from_pretrained(path, *args, **kwargs)
-    output_loading_info = kwargs.pop("output_loading_info", False)
-    model, info = inherited(path, *args, output_loading_info=True, **kwargs)
-    if output_loading_info:
-        return model, info
-    if type(model.config) is BertConfig and not model._hf_peft_config_loaded:  # otherwise `info` is the adapter's
-        try:
-            check_encoder(model, info, path, kwargs)
-        except ValueError:
-            found = _read_by_tensors(ours, path, kwargs)
-            if found is None:
-                raise
-            model, _ = found
-    return model
+    return load(ours, inherited, path, args, kwargs)
 
 
 def _route_by_tensors(ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
     """A stock model, or ours for a checkpoint whose tensors show another architecture."""
-    found = _read_by_tensors(ours, path, kwargs)
+    given = {name: value for name, value in kwargs.items() if name != "output_loading_info"}
+    found = load_other_architecture(ours, path, (), given, by_tensors=True)
     if found is None:
         return inherited(path, *args, **kwargs)
     return found if kwargs.get("output_loading_info") else found[0]

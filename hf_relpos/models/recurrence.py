@@ -261,9 +261,8 @@ WITH_MEMORY: dict[type[ModelOutput], type[ModelOutput]] = {
 }
 
 
-def carries_memory(head: Any) -> Any:
-    """Class decorator that adds `memory` to the arguments and outputs of the inherited `forward`."""
-    stock = head.forward
+def with_memory(stock: Any) -> Any:
+    """The `forward` of a head with `memory` among its arguments and outputs."""
     signature = inspect.signature(stock)
     own = inspect.Parameter("memory", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=SegmentMemory | None)
     parameters = list(signature.parameters.values())
@@ -283,8 +282,7 @@ def carries_memory(head: Any) -> Any:
 
     replaced = signature.replace(parameters=[*parameters[:index], own, *parameters[index:]])
     forward.__signature__ = replaced  # type: ignore[attr-defined]
-    head.forward = forward
-    return head
+    return forward
 
 
 __all__ = ["SegmentMemory"]

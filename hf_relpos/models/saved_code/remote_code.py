@@ -24,13 +24,6 @@ class NoCodeError(ValueError):
     """Raised for code that cannot be saved: of this configuration, or in this folder."""
 
 
-def made_without(field: str) -> NotImplementedError:
-    """The error of saved code for a field that was changed and needs definitions which the code lacks."""
-    return NotImplementedError(
-        f"{field}: the code saved with this model lacks it; `pip install hf-relpos`, and save the model again"
-    )
-
-
 def code_files(config: Any) -> dict[str, str]:
     """The text of the two files for a configuration, by name.
 
