@@ -12,7 +12,6 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ..checkpoints.errors import ConversionError, conversion_errors
-from ..data.masking import mask_tokens
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import PairLayout, Windows, cut_windows, pair_windows, unknown_tokens_note
 from ..evaluation.inspection import has_mlm_head
@@ -122,8 +121,8 @@ def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share
     for row in windows.ids:
         rate = share if rng.random() < 0.5 else 0.0
         ids = np.asarray(row)
-        masked, _ = mask_tokens(ids, mask, rng, rate, ~np.isin(ids, special), at_least_one=False)
-        rows.append(masked.tolist())
+        masked = (rng.random(len(ids)) < rate) & ~np.isin(ids, special)
+        rows.append(np.where(masked, mask, ids).tolist())
     return replace(windows, ids=rows)
 
 
