@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..families.family import TASK_TYPES, TOKEN_TYPES
+from ..families.family import TASK_TYPES, TOKEN_TYPES, Family
 from ..families.names import is_scheme
 from ..families.tensors import Checkpoint
 from ..models.configuration_relpos_bert import RelPosBertConfig
@@ -22,11 +22,10 @@ ARCHITECTURES = {head.__name__.removeprefix("RelPos"): head for head in HEADS.va
 Apply = Callable[[RelPosBertPreTrainedModel, Conversion], dict[str, str]]
 
 
-def expected_shapes(conversion: Conversion) -> dict[str, torch.Size]:
-    """Shapes by stock name of all tensors that the source must have."""
-    spec = conversion.spec
+def expected_shapes(spec: Family, config: RelPosBertConfig) -> dict[str, torch.Size]:
+    """Shapes by stock name of all tensors that a source with this configuration must have."""
     with torch.device("meta"):
-        model = ARCHITECTURES[spec.architecture](conversion.source_config)
+        model = ARCHITECTURES[spec.architecture](config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if not spec.has_token_types:
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(TOKEN_TYPES)}

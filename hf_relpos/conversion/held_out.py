@@ -35,7 +35,7 @@ def held_out_rows(conversion: Conversion, tokenizer: Any) -> dict[int, list[list
     """
     limit = conversion.limit
     lengths = [length for length in LENGTHS if length <= limit] or [limit]
-    tokens, seed = len(lengths) * EVALUATED_TOKENS, conversion.given.seed
+    tokens, seed = len(lengths) * EVALUATED_TOKENS, conversion.seed
     windows = gather(conversion, tokenizer, "check", tokens, window_lengths(limit), seed, 0.0).ids
     if (length := conversion.options.length or limit) > limit:
         lengths.append(length)
@@ -60,7 +60,7 @@ def held_out_fidelity(
     Args:
         rows_by_length: from `held_out_rows`.
     """
-    limit, seed = conversion.limit, conversion.given.seed
+    limit, seed = conversion.limit, conversion.seed
     filled = {length: rows for length, rows in rows_by_length.items() if rows}
     if not filled:
         return {"skipped": f"no held-out text fills {min(rows_by_length)} tokens; give more text"}
@@ -74,7 +74,7 @@ def held_out_fidelity(
         most = min(limit, max(PAIR_LENGTH, min(filled)))
         length = max(length for length in filled if length <= most)
         chosen = Windows(filled[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
-        pairs = pair_windows(chosen, layout, 1.0, length, conversion.given.seed)
+        pairs = pair_windows(chosen, layout, 1.0, length, conversion.seed)
         if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split
             found["pairs"] = _pair_fidelity(student, teacher, pairs)
     return found
