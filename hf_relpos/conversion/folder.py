@@ -180,8 +180,7 @@ def read_layout(source: Path) -> Layout:
     encoders = [path for path, kind in kinds if kind.endswith("Transformer")]
     if len(encoders) != 1:
         raise ConversionError(
-            f"{listing}: {len(encoders)} modules have the type Transformer, but there must be one; to convert an "
-            "encoder alone, give its folder, without modules.json"
+            f"{listing}: {len(encoders)} modules have the type Transformer, not one; give an encoder's folder"
         )
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
     modules = {path: kind for path, kind in kinds if path not in own}
@@ -219,9 +218,7 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
     if target.exists():
         check_replaceable(out, target)
         if os.path.ismount(target):
-            raise ConversionError(
-                f"out = '{out}' is where a disk is mounted, which cannot be replaced; choose a folder in it"
-            )
+            raise ConversionError(f"out = '{out}' is where a disk is mounted; choose a folder in it")
     try:  # now, not after minutes of training
         check_writable(next(parent for parent in target.parents if parent.exists()) / target.name)
     except OSError as error:
@@ -259,7 +256,7 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     if others := other_files(folder):
         raise ConversionError(
             f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
-            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
+            "them, or choose another folder"
         )
     encoder = folder / _layout(folder).encoder
     files = sorted(path.name for path in folder.iterdir())
@@ -280,17 +277,13 @@ def check_apart(source: str | Path, target: Path) -> None:
     Raises:
         ConversionError: if the folders are the same, or one contains the other.
     """
-    folder = Path(source).expanduser()
-    if not os.path.exists(folder):  # unlike Path's, false for a name that is too long
+    if not os.path.exists(os.path.expanduser(source)):  # unlike Path's, false for a name that is too long
         return
-    # the folder itself, and the path of a link to it
-    name = folder.absolute().name
-    link = folder.absolute().parent.resolve() / name if name != ".." else folder.resolve()
-    for place in {folder.resolve(), link}:
-        if target == place or target in place.parents:
-            raise ConversionError(f"out = '{target}' is the source or holds it; choose another folder")
-        if place in target.parents:
-            raise ConversionError(f"out = '{target}' lies in the source, '{source}'; choose a folder outside of it")
+    folder = Path(source).expanduser().resolve()
+    if target in (folder, *folder.parents):
+        raise ConversionError(f"out = '{target}' is the source or holds it; choose another folder")
+    if folder in target.parents:
+        raise ConversionError(f"out = '{target}' lies in the source, '{source}'; choose a folder outside of it")
 
 
 def other_files(folder: Path) -> list[str]:
@@ -333,6 +326,5 @@ def check_link(path: Path, folder: Path) -> None:
     places = [top, *(above.parent / "blobs" for above in (top, *top.parents) if above.name == "snapshots")]
     if not any(place in real.parents for place in places):
         raise ConversionError(
-            f"{path}: a link out of the folder, to {real}, which would be copied into the result; put the file itself "
-            "there, or remove the link"
+            f"{path}: a link out of the folder, to {real}; put the file itself there, or remove the link"
         )

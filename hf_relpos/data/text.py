@@ -46,9 +46,7 @@ def pair_fields(
     if len(names) == 1:
         names *= len(paths)
     if len(names) != len(paths):
-        raise TextError(
-            f"field = {names}: {len(names)} fields for {len(paths)} texts; give one for all, or one for each (--field)"
-        )
+        raise TextError(f"field = {names}: {len(names)} fields for {len(paths)} texts; give one, or one for each")
     return list(zip(paths, names, strict=True))
 
 
@@ -68,9 +66,7 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
             raise TextError(f"texts = {texts!r} is empty; give a path")
         return [Path(texts)]
     if isinstance(texts, bytes | bytearray | Mapping | Set) or not isinstance(texts, Iterable):
-        raise TextError(
-            f"texts is a {type(texts).__name__}; give a path, a list of Path objects, or a list of documents (strings)"
-        )
+        raise TextError(f"texts is a {type(texts).__name__}; give a path, paths, or a list of documents")
     items: list[Any] = []
     characters = 0
     for number, text in enumerate(texts):
@@ -159,9 +155,7 @@ def find_text(source: str | Path) -> Path:
             "datasets.load_dataset(NAME, split='train').to_json('texts.jsonl')"
         )
     if not path.is_dir() and text_suffix(path) not in SUFFIXES:
-        raise TextError(
-            f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv, compressed or not"
-        )
+        raise TextError(f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv")
     return path
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..console import ProgressCallback
 from ..data.batching import Row, batch_indices
 from .encoder import check_pooling, hidden_states, pad_batch, pool
-from .inspection import has_mlm_head, model_max_length
+from .inspection import check_sizes, has_mlm_head, model_max_length
 from .masked import MaskedAgreement, masked_agreement
 from .sliding_windows import windowed_hidden_states
 
@@ -185,11 +185,7 @@ def fidelity(
             widths or vocabularies, and hidden states that are not finite.
     """
     check_pooling(pooling)
-    for name in ("hidden_size", "vocab_size"):
-        sizes = [getattr(model.base_model.config, name, None) for model in (teacher, student)]
-        if None not in sizes and sizes[0] != sizes[1]:
-            both = f"{name} = {sizes[0]} in the teacher, but {sizes[1]} in the student"
-            raise ValueError(f"{both}; give a student that was converted from this teacher")
+    check_sizes(teacher, student, ("hidden_size", "vocab_size"))
     for length, windows in windows_by_length.items():
         longest = max(map(len, windows), default=0)
         if not 0 < longest <= length:
