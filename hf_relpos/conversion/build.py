@@ -32,9 +32,8 @@ def expected_shapes(spec: Family, config: RelPosBertConfig) -> dict[str, torch.S
     return shapes | spec.folded_shapes(base=spec.architecture == "BertModel")
 
 
-def rename_relative(conversion: Conversion) -> Checkpoint:
+def rename_relative(source: Checkpoint, own_config: RelPosBertConfig, config: RelPosBertConfig) -> Checkpoint:
     """The source with its relative positions under the names of the result, or in `extra` if they are replaced."""
-    source, own_config, config = conversion.source, conversion.source_config, conversion.config
     if same_positions(own_config, config):
         return source
     own, types = own_config.position_embedding_type, config.position_embedding_type
@@ -84,16 +83,9 @@ def build_teacher(conversion: Conversion) -> RelPosBertPreTrainedModel:
 
 
 @torch.no_grad()
-def build_model(
-    conversion: Conversion, renamed: Checkpoint, apply: Apply | None
-) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
-    """Build the result; also returns a note on each changed tensor.
-
-    Args:
-        renamed: from `rename_relative`.
-        apply: function of the method; None for one that keeps all tensors of the source.
-    """
-    model, folded = assemble(conversion.spec.architecture, conversion.config, renamed)
+def build_model(conversion: Conversion, apply: Apply | None) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+    """Build the result by the function of its method, if it has one; also returns a note on each changed tensor."""
+    model, folded = assemble(conversion.spec.architecture, conversion.config, conversion.renamed)
     changed = apply(model, conversion) if apply else {}
     notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
     return model, notes

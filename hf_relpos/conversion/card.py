@@ -10,10 +10,8 @@ from huggingface_hub import ModelCardData, metadata_load
 from ..checkpoints.privacy import last_name
 from ..checkpoints.weights import CARD
 from ..console import markdown_table
-from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from .methods import METHODS
-from .plan import Conversion
 from .report import ConversionReport, has_vocabulary
 
 
@@ -43,13 +41,6 @@ def source_metadata(folder: Path) -> dict[str, Any]:
         return all(isinstance(each, str) for each in value) if isinstance(value, list) else isinstance(value, str)
 
     return {key: metadata[key] for key in KEPT if is_text(metadata.get(key))}
-
-
-def write_card(folder: Path, conversion: Conversion, report: ConversionReport, config: RelPosBertConfig) -> None:
-    """Write README.md into the folder of the result unless it has one. `config` is the result's configuration."""
-    path = folder / CARD
-    if not path.exists():
-        write_text(path, model_card(report, config, conversion.limit, source_metadata(conversion.layout.top)))
 
 
 def model_card(

@@ -7,13 +7,14 @@ in `0_Transformer`. The result loads as a SentenceTransformer, after `import hf_
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -44,7 +45,8 @@ ENCODER_FILES = ("sentence_*_config.json",)
 TOKENIZER_CONFIG, SENTENCE_CONFIG = "tokenizer_config.json", "sentence_bert_config.json"
 MODULE_KINDS = ("cnn", "lstm", "phrasetokenizer", "whitespacetokenizer", "wordembedding")
 MODULE_FILES = ("config.json", *(f"{kind}_config.json" for kind in MODULE_KINDS), "vocab.txt", WEIGHTS)
-MAX_NAME_BYTES = 255
+# A relative path of plain names, which every file system can have.
+MODULE_PATH = re.compile(r"\.|(\w[\w .-]{0,60}/)*(\w[\w .-]{0,60})?")
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
@@ -151,9 +153,8 @@ def locate(source: str | Path, revision: str | None = None, allow_pickle: bool =
     for path, kind in layout.modules.items():
         if kind not in WEIGHTLESS and not (folder / path / WEIGHTS).is_file():
             raise ConversionError(
-                f"{folder / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, because loading one can "
-                "run code. If you trust it, load the folder as a SentenceTransformer, save it again as safetensors, "
-                "and convert that"
+                f"{folder / path}: the module {kind} has no {WEIGHTS}. Loading a pickle can run code; if you trust "
+                "it, load the folder as a SentenceTransformer, save it again as safetensors, and convert that"
             )
     return replace(layout, revision=commit)
 
@@ -174,7 +175,7 @@ def read_layout(source: Path) -> Layout:
         if not kind.startswith("sentence_transformers."):
             remedy = "to convert the encoder alone, remove modules.json from a copy of the folder"
             raise ConversionError(f"{listing}: type = {kind!r} is remote code, which is not run; {remedy}")
-        if not isinstance(path, str) or not _is_inside(path):
+        if not isinstance(path, str) or not MODULE_PATH.fullmatch(path):
             raise ConversionError(f"{listing}: path = {path!r} names no folder in it; give the module's relative path")
         kinds.append((path, kind.rpartition(".")[2]))
     encoders = [path for path, kind in kinds if kind.endswith("Transformer")]
@@ -186,16 +187,6 @@ def read_layout(source: Path) -> Layout:
     modules = {path: kind for path, kind in kinds if path not in own}
     pools = any(kind.endswith("Pooling") for _, kind in kinds)
     return Layout(source, encoder=encoders[0], modules=modules, listed=True, pools=pools)
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a path leads to a place in its folder that a file system can have; a backslash is Windows' separator."""
-    try:
-        parts = os.fsencode(path).split(b"/")
-    except UnicodeEncodeError:  # half a character
-        return False
-    is_possible = not any(len(part) > MAX_NAME_BYTES or b"\0" in part or b"\\" in part for part in parts)
-    return is_possible and not (path.startswith("/") or b".." in parts or PureWindowsPath(path).anchor)
 
 
 def check_target(out: str | Path, overwrite: bool, source: str | Path | None = None) -> Path:

@@ -10,17 +10,17 @@ import torch
 import transformers
 
 from ..checkpoints.errors import ConversionError, PoorConversionWarning, conversion_errors
-from ..checkpoints.weights import read_tensors, tensor_names
+from ..checkpoints.weights import CARD, read_tensors, tensor_names
 from ..console import spinner
 from ..data.seed import check_seed
 from ..families.recognition import choose_head, recognise
-from ..families.tensors import Checkpoint, rename_and_validate
-from ..files import write_json
+from ..families.tensors import rename_and_validate
+from ..files import write_json, write_text
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..schemes.scheme import check_options, nearest
 from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, rename_relative
-from .card import write_card
+from .card import model_card, source_metadata
 from .configurations import read_config, resolved_options, source_config, target_config
 from .folder import REPORT, check_apart, check_target, locate, new_folder
 from .learn import learn
@@ -32,14 +32,8 @@ from .verify import compare_outputs, compare_tensors
 
 # What methods do that change tensors.
 APPLY: dict[str, Apply] = {"drop": drop, "distil": learn}
-NOT_COMPARED = (
-    "Transformers has no class for the source, so outputs were not compared; every tensor of the result was read back "
-    "and equals the source's"
-)
-NO_TOKENIZER = (
-    "the source has no tokenizer, and a SentenceTransformer of the result would read every word as unknown: put one "
-    "into the folder (`tokenizer.save_pretrained`) before you load it as one"
-)
+NOT_COMPARED = "outputs were not compared, since Transformers has no class for the source; all tensors equal its own"
+NO_TOKENIZER = "the source has no tokenizer: put one into the folder before you load it as a SentenceTransformer"
 
 
 @conversion_errors()
@@ -135,12 +129,13 @@ def convert(
 
     def try_writing() -> None:
         with spinner("trying to write", progress), new_folder(out, target, overwrite, keep=False) as trial:
-            _write(trial, conversion, renamed, *build_model(conversion, renamed, None))
+            _write(trial, conversion, *build_model(conversion, None))
 
     conversion = Conversion(
         given=given,
         method_name=name,
         source=checkpoint,
+        renamed=rename_relative(checkpoint, own, config),
         layout=layout,
         spec=spec,
         left_behind=left_behind,
@@ -154,11 +149,10 @@ def convert(
         device=place,
         progress=progress,
     )
-    renamed = rename_relative(conversion)
     with spinner("converting", progress and not chosen.learns):  # learning has its own progress bars
-        model, changed = build_model(conversion, renamed, APPLY.get(name))
+        model, changed = build_model(conversion, APPLY.get(name))
     with spinner("writing and checking", progress), new_folder(out, target, overwrite) as unfinished:
-        report = _write(unfinished, conversion, renamed, model, changed)
+        report = _write(unfinished, conversion, model, changed)
     if failed := "; ".join(report.failed_thresholds):
         poor = f"{out}: the result was written, but is not close to its source: {failed}"
         warnings.warn(f"{poor}. Try more steps, or train it further", PoorConversionWarning, stacklevel=3)
@@ -166,16 +160,11 @@ def convert(
 
 
 def _write(
-    folder: Path,
-    conversion: Conversion,
-    renamed: Checkpoint,
-    model: RelPosBertPreTrainedModel,
-    changed: Mapping[str, str],
+    folder: Path, conversion: Conversion, model: RelPosBertPreTrainedModel, changed: Mapping[str, str]
 ) -> ConversionReport:
     """Write all files of the result, read its weights back, and compare them; returns the report.
 
     Args:
-        renamed: from `rename_relative`.
         changed: note on each tensor that the method changed, from `build_model`.
     """
     layout, left = conversion.layout, conversion.left_behind
@@ -185,8 +174,8 @@ def _write(
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
-    steps = list_steps(model, renamed, changed, left)
-    compare_tensors(model, reloaded, renamed, steps)
+    steps = list_steps(model, conversion.renamed, changed, left)
+    compare_tensors(model, reloaded, conversion.renamed, steps)
     notes, difference = [conversion.abilities], None
     if conversion.method.exact and conversion.spec.stock is not None:
         difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
@@ -217,5 +206,6 @@ def _write(
         notes=tuple(notes),
     )
     write_json(folder / REPORT, report.to_dict(), indent=2)
-    write_card(folder, conversion, report, reloaded.config)
+    card = model_card(report, reloaded.config, conversion.limit, source_metadata(layout.top))
+    write_text(folder / CARD, card)
     return report

@@ -32,6 +32,7 @@ class Conversion:
         given: arguments of `convert` by name.
         method_name: the method, a key of `METHODS`.
         source: the checkpoint.
+        renamed: the same with the names of the result, from `rename_relative`.
         layout: folder of the source, in which that of the checkpoint may lie.
         spec: description of the source.
         left_behind: a note on tensors of a head that is dropped; empty for none.
@@ -51,6 +52,7 @@ class Conversion:
     given: Mapping[str, Any]
     method_name: str
     source: Checkpoint
+    renamed: Checkpoint
     layout: Layout
     spec: Family
     left_behind: str

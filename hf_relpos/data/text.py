@@ -12,8 +12,6 @@ from .records import excerpt, iterate_records, open_text, text_field, text_probl
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 # Largest number of characters read: a stream may have no end.
 MAX_CHARACTERS = 100_000_000
-# A longer string is no path.
-LONGEST_PATH = 1_000
 
 
 class TextError(ValueError):
@@ -90,8 +88,6 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
 
 def _names_a_file(text: str) -> bool:
     """Whether a string names an existing text file, or a folder by a path with a slash."""
-    if len(text) > LONGEST_PATH or "\n" in text or "\0" in text:
-        return False
     path = os.path.expanduser(text)
     return os.path.exists(path) and (text_suffix(Path(path)) in SUFFIXES or os.sep in text)
 
