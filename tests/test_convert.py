@@ -176,7 +176,7 @@ def test_what_a_method_is_given(tmp_path, monkeypatch):
         assert not any(parameter.any() for name, parameter in model.named_parameters() if is_scheme(name))
         assert_same_outputs(stock, build_teacher(conversion), inputs())
         assert conversion.spec.folder == source.resolve()
-        found = {"texts": list(conversion.texts), "seed": conversion.given.seed}
+        found = {"texts": list(conversion.texts), "seed": conversion.seed}
         conversion.details.update(found | vars(conversion.options))
         return {}
 

@@ -155,9 +155,9 @@ def test_a_relative_source_is_distilled(tmp_path, source):
 def test_distil_to_the_same_scheme_is_refused(tmp_path):
     arguments = {"method": "distil", "position_embedding_type": "tables", "texts": write_texts(tmp_path)}
     own(tmp_path / "one", "tables")
-    assert_not_converted(tmp_path / "one", tmp_path / "two", "the source has it already", **arguments)
+    assert_not_converted(tmp_path / "one", tmp_path / "two", "it already; choose another scheme", **arguments)
     own(tmp_path / "three", "tables", absolute_position_embeddings=True)
-    assert_not_converted(tmp_path / "three", tmp_path / "two", "has this scheme already and keeps it", **arguments)
+    assert_not_converted(tmp_path / "three", tmp_path / "two", "has it already; choose another scheme", **arguments)
 
 
 # --- what is refused, and what lies beside

@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written(small, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("hf_relpos.conversion.folder.check_writable", full)
-    monkeypatch.setattr("hf_relpos.conversion.pipeline.plan_conversion", None)  # nothing is read before
+    monkeypatch.setattr("hf_relpos.conversion.pipeline.locate", None)  # nothing is read before
     with pytest.raises(ConversionError, match=r"/out: could not be written.*free some space"):
         distil(small, tmp_path / "out", method_options=FEW)
     assert not (tmp_path / "out").exists()

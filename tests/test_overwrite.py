@@ -79,7 +79,7 @@ def test_whatever_else_lies_in_the_folder_is_kept_and_named(source, tmp_path, na
     else:
         (out / name).write_text("years of work")
     assert other_files(out) == [shown]
-    refuse(rf"other files than a checkpoint \({shown}\)\. Move it, or", source, out, tmp_path)
+    refuse(rf"other files than a checkpoint \({shown}\)\. Move them, or", source, out, tmp_path)
 
 
 @pytest.mark.parametrize("files", [("README.md",), ("config.json", "README.md"), ("vocab.txt",), (".gitattributes",)])

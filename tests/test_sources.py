@@ -254,7 +254,7 @@ REFUSED = {
         "mpnet",
         {},
         {"position_embedding_type": "t5", "position_options": {"buckets": 8}},
-        r"position_options = \{'buckets': 8\}.*has this scheme already",
+        r"position_options = \{'buckets': 8\}: the source has \{'buckets': 32.*leave them out",
     ),
     "exact": ("roberta", {}, {"method": "exact"}, "has absolute ones .* choose keep or drop"),
 }

@@ -148,24 +148,16 @@ class SlidingWindowMask(LazyMask, Visibility):
             end = first
             while end < min(length, first + (min(size, most) if far else size)) and extents.far[end] == far:
                 end += 1
-            blocks.append(self._block(extents, first, end))
+            left, right = min(extents.first[first:end]), max(extents.last[first:end])
+            low = left if far else min(extents.low[first:end])
+            high = right if far else max(extents.high[first:end])
+            others = [key for key in extents.keys if left <= key <= right and not low <= key <= high]
+            spans = [(key, key + 1) for key in others] + [(low, high + 1)] * (low <= high)
+            # a block has at least one key
+            key = max(0, min(left, right))
+            blocks.append(Block(first, end - first, merged(sorted(spans) or [(key, key + 1)])))
             first = end
         return blocks
-
-    @staticmethod
-    def _block(extents: _Extents, first: int, end: int) -> Block:
-        far = extents.far[first]
-        left = min(extents.first[first:end])
-        right = max(extents.last[first:end])
-        low = left if far else min(extents.low[first:end])
-        high = right if far else max(extents.high[first:end])
-        spans = [(low, high + 1)] if low <= high else []
-        if not far:
-            spans += [(key, key + 1) for key in extents.keys if left <= key <= right and not low <= key <= high]
-        if not spans:  # a block has at least one key
-            key = max(0, min(left, right))
-            spans = [(key, key + 1)]
-        return Block(first, end - first, merged(sorted(spans)))
 
     def _extents(self, rows: slice) -> _Extents:
         positions, documents, index, is_token = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..families.family import TASK_TYPES, TOKEN_TYPES
+from ..families.family import TASK_TYPES, TOKEN_TYPES, Family
 from ..families.names import is_scheme
 from ..families.tensors import Checkpoint
 from ..models.configuration_relpos_bert import RelPosBertConfig
@@ -22,20 +22,18 @@ ARCHITECTURES = {head.__name__.removeprefix("RelPos"): head for head in HEADS.va
 Apply = Callable[[RelPosBertPreTrainedModel, Conversion], dict[str, str]]
 
 
-def expected_shapes(conversion: Conversion) -> dict[str, torch.Size]:
-    """Shapes by stock name of all tensors that the source must have."""
-    spec = conversion.spec
+def expected_shapes(spec: Family, config: RelPosBertConfig) -> dict[str, torch.Size]:
+    """Shapes by stock name of all tensors that a source with this configuration must have."""
     with torch.device("meta"):
-        model = ARCHITECTURES[spec.architecture](conversion.source_config)
+        model = ARCHITECTURES[spec.architecture](config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if not spec.has_token_types:
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(TOKEN_TYPES)}
     return shapes | spec.folded_shapes(base=spec.architecture == "BertModel")
 
 
-def rename_relative(conversion: Conversion) -> Checkpoint:
+def rename_relative(source: Checkpoint, own_config: RelPosBertConfig, config: RelPosBertConfig) -> Checkpoint:
     """The source with its relative positions under the names of the result, or in `extra` if they are replaced."""
-    source, own_config, config = conversion.source, conversion.source_config, conversion.config
     if same_positions(own_config, config):
         return source
     own, types = own_config.position_embedding_type, config.position_embedding_type
@@ -85,16 +83,9 @@ def build_teacher(conversion: Conversion) -> RelPosBertPreTrainedModel:
 
 
 @torch.no_grad()
-def build_model(
-    conversion: Conversion, renamed: Checkpoint, apply: Apply | None
-) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
-    """Build the result; also returns a note on each changed tensor.
-
-    Args:
-        renamed: from `rename_relative`.
-        apply: function of the method; None for one that keeps all tensors of the source.
-    """
-    model, folded = assemble(conversion.spec.architecture, conversion.config, renamed)
+def build_model(conversion: Conversion, apply: Apply | None) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+    """Build the result by the function of its method, if it has one; also returns a note on each changed tensor."""
+    model, folded = assemble(conversion.spec.architecture, conversion.config, conversion.renamed)
     changed = apply(model, conversion) if apply else {}
     notes = {name: ", ".join(each[name] for each in (folded, changed) if name in each) for name in folded | changed}
     return model, notes

@@ -10,10 +10,8 @@ from huggingface_hub import ModelCardData, metadata_load
 from ..checkpoints.privacy import last_name
 from ..checkpoints.weights import CARD
 from ..console import markdown_table
-from ..files import write_text
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from .methods import METHODS
-from .plan import Conversion
 from .report import ConversionReport, has_vocabulary
 
 
@@ -43,13 +41,6 @@ def source_metadata(folder: Path) -> dict[str, Any]:
         return all(isinstance(each, str) for each in value) if isinstance(value, list) else isinstance(value, str)
 
     return {key: metadata[key] for key in KEPT if is_text(metadata.get(key))}
-
-
-def write_card(folder: Path, conversion: Conversion, report: ConversionReport, config: RelPosBertConfig) -> None:
-    """Write README.md into the folder of the result unless it has one. `config` is the result's configuration."""
-    path = folder / CARD
-    if not path.exists():
-        write_text(path, model_card(report, config, conversion.limit, source_metadata(conversion.layout.top)))
 
 
 def model_card(
@@ -128,20 +119,15 @@ def _what(report: ConversionReport) -> list[str]:
 
 def _use(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:
     """The section about loading the model; config and limit as in `model_card`."""
-    auto, arguments = report.auto_class, '"PATH", trust_remote_code=True' if config.save_code else '"PATH"'
-    code = [] if config.save_code else ["import hf_relpos"]
+    arguments = '"PATH", trust_remote_code=True' if config.save_code else '"PATH"'
+    has_tokenizer = has_vocabulary(report.files) and not report.is_sentence_encoder
+    used = f"transformers import {report.auto_class}{', AutoTokenizer' if has_tokenizer else ''}"
     if report.is_sentence_encoder:
-        code += [
-            "from sentence_transformers import SentenceTransformer",
-            "",
-            f"model = SentenceTransformer({arguments})",
-        ]
-    elif has_vocabulary(report.files):
-        code += [f"from transformers import {auto}, AutoTokenizer", "", f"model = {auto}.from_pretrained({arguments})"]
-        # the tokenizer runs no such code, but it reads the model's configuration, which needs the argument
-        code += [f"tokenizer = AutoTokenizer.from_pretrained({arguments})"]
-    else:
-        code += [f"from transformers import {auto}", "", f"model = {auto}.from_pretrained({arguments})"]
+        used = "sentence_transformers import SentenceTransformer"
+    code = [] if config.save_code else ["import hf_relpos"]
+    code += [f"from {used}", "", f"model = {report.loading(arguments)}"]
+    if has_tokenizer:  # it runs no such code, but it reads the model's configuration, which needs the argument
+        code.append(f"tokenizer = AutoTokenizer.from_pretrained({arguments})")
     parts = ["## Use", "\n".join(["```python", *code, "```"])]
     runs = "Loading it runs the code saved with the weights, unless hf_relpos was imported before."
     needs = runs if config.save_code else "It requires hf_relpos."

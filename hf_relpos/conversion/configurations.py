@@ -11,7 +11,7 @@ from ..models.checks import without_kernels
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import DEFAULT_SCHEME, PLAIN_SCHEME, find_scheme, scheme_parts
 from ..schemes.scheme import Scheme
-from .methods import Arguments, Method, check_scheme
+from .methods import Method, check_scheme
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -24,9 +24,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     check_config(folder)
     config = without_kernels(read_json(path), path)
     if config.get("quantization_config"):
-        raise ConversionError(
-            f"{folder}: quantization_config is set; convert the checkpoint it was made from, and quantise the result"
-        )
+        raise ConversionError(f"{folder}: quantization_config is set; convert the checkpoint that it was made from")
     return config
 
 
@@ -42,14 +40,20 @@ def source_config(spec: Family) -> RelPosBertConfig:
 
 
 def target_config(
-    spec: Family, source: RelPosBertConfig, given: Arguments, method: Method, method_options: Mapping[str, Any]
+    spec: Family,
+    source: RelPosBertConfig,
+    name: Any,
+    position_options: Mapping[str, Any] | None,
+    method: Method,
+    method_options: Mapping[str, Any],
 ) -> RelPosBertConfig:
     """The configuration of the result: one with terms to learn or, for a relative source, perhaps the source's.
 
     Args:
         spec: description of the source.
         source: result of `source_config`.
-        given: arguments of `convert`.
+        name: `position_embedding_type` of `convert`.
+        position_options: likewise.
         method: the method.
         method_options: its options, with defaults.
 
@@ -63,23 +67,18 @@ def target_config(
         raise ConversionError(
             f"conv_kernel_size = {source.conv_kernel_size}: distil cannot train this convolution; leave the method out"
         )
-    name: Any = given.position_embedding_type or (PLAIN_SCHEME if method.learns else kept or DEFAULT_SCHEME)
+    name = name or (PLAIN_SCHEME if method.learns else kept or DEFAULT_SCHEME)
     scheme = None if name == kept else _find_scheme(name)
-    types, options, has_table = name, dict(given.position_options or {}), False
+    has_it = f"position_embedding_type = {name!r}: {spec.folder} has it already; choose another scheme, or options"
+    types, options, has_table = name, dict(position_options or {}), False
     if scheme is not None and length > limit:  # such rows are learnt from
         options = scheme.options_for_length(options, length)
     if positions.absolute:
         known = kept if isinstance(kept, list) else [kept] if kept else []
         if name in known and (method.learns or scheme is not None):
-            raise ConversionError(
-                f"position_embedding_type = {name!r}: {spec.folder} has this scheme already and keeps it; choose "
-                "another one"
-            )
+            raise ConversionError(has_it)
         if scheme is None and {**positions.options, **options} != positions.options:
-            raise ConversionError(
-                f"position_options = {options}: {spec.folder} has this scheme already, with {positions.options}; "
-                "leave them out"
-            )
+            raise ConversionError(f"position_options = {options}: the source has {positions.options}; leave them out")
         if scheme is not None:
             check_scheme(scheme, method)
         if scheme is not None and known:  # a scheme beside the absolute positions stays
@@ -104,9 +103,7 @@ def target_config(
     if same_positions(source, config):
         if not method.learns:
             return source
-        raise ConversionError(
-            f"position_embedding_type = {name!r}: the source has it already; choose another scheme or other options"
-        )
+        raise ConversionError(has_it)
     if not method.learns:
         raise ConversionError(
             f"position_embedding_type = {name!r}, position_options = {options}: method = 'exact' keeps the "

@@ -100,9 +100,7 @@ def _origin(model: RelPosBertPreTrainedModel) -> Path | None:
 def _load(folder: Path) -> RelPosBertPreTrainedModel:
     """Load the model in a folder with the class that its configuration names."""
     if not folder.is_dir():
-        raise ConversionError(
-            f"source = '{folder}' is not a folder; give one that `save_pretrained` or `convert` wrote"
-        )
+        raise ConversionError(f"source = '{folder}' is not a folder; give one that `save_pretrained` wrote")
     with conversion_errors(kinds=(OSError, ValueError)):
         config = RelPosBertConfig.from_pretrained(folder)
     names = {head.__name__: head for head in HEADS.values()}

@@ -7,13 +7,14 @@ in `0_Transformer`. The result loads as a SentenceTransformer, after `import hf_
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -44,7 +45,8 @@ ENCODER_FILES = ("sentence_*_config.json",)
 TOKENIZER_CONFIG, SENTENCE_CONFIG = "tokenizer_config.json", "sentence_bert_config.json"
 MODULE_KINDS = ("cnn", "lstm", "phrasetokenizer", "whitespacetokenizer", "wordembedding")
 MODULE_FILES = ("config.json", *(f"{kind}_config.json" for kind in MODULE_KINDS), "vocab.txt", WEIGHTS)
-MAX_NAME_BYTES = 255
+# A relative path of plain names, which every file system can have.
+MODULE_PATH = re.compile(r"\.|(\w[\w .-]{0,60}/)*(\w[\w .-]{0,60})?")
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
@@ -151,9 +153,8 @@ def locate(source: str | Path, revision: str | None = None, allow_pickle: bool =
     for path, kind in layout.modules.items():
         if kind not in WEIGHTLESS and not (folder / path / WEIGHTS).is_file():
             raise ConversionError(
-                f"{folder / path}: the module {kind} has no {WEIGHTS}. Pickles are not read, because loading one can "
-                "run code. If you trust it, load the folder as a SentenceTransformer, save it again as safetensors, "
-                "and convert that"
+                f"{folder / path}: the module {kind} has no {WEIGHTS}. Loading a pickle can run code; if you trust "
+                "it, load the folder as a SentenceTransformer, save it again as safetensors, and convert that"
             )
     return replace(layout, revision=commit)
 
@@ -174,29 +175,18 @@ def read_layout(source: Path) -> Layout:
         if not kind.startswith("sentence_transformers."):
             remedy = "to convert the encoder alone, remove modules.json from a copy of the folder"
             raise ConversionError(f"{listing}: type = {kind!r} is remote code, which is not run; {remedy}")
-        if not isinstance(path, str) or not _is_inside(path):
+        if not isinstance(path, str) or not MODULE_PATH.fullmatch(path):
             raise ConversionError(f"{listing}: path = {path!r} names no folder in it; give the module's relative path")
         kinds.append((path, kind.rpartition(".")[2]))
     encoders = [path for path, kind in kinds if kind.endswith("Transformer")]
     if len(encoders) != 1:
         raise ConversionError(
-            f"{listing}: {len(encoders)} modules have the type Transformer, but there must be one; to convert an "
-            "encoder alone, give its folder, without modules.json"
+            f"{listing}: {len(encoders)} modules have the type Transformer, not one; give an encoder's folder"
         )
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
     modules = {path: kind for path, kind in kinds if path not in own}
     pools = any(kind.endswith("Pooling") for _, kind in kinds)
     return Layout(source, encoder=encoders[0], modules=modules, listed=True, pools=pools)
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a path leads to a place in its folder that a file system can have; a backslash is Windows' separator."""
-    try:
-        parts = os.fsencode(path).split(b"/")
-    except UnicodeEncodeError:  # half a character
-        return False
-    is_possible = not any(len(part) > MAX_NAME_BYTES or b"\0" in part or b"\\" in part for part in parts)
-    return is_possible and not (path.startswith("/") or b".." in parts or PureWindowsPath(path).anchor)
 
 
 def check_target(out: str | Path, overwrite: bool, source: str | Path | None = None) -> Path:
@@ -219,9 +209,7 @@ def check_target(out: str | Path, overwrite: bool, source: str | Path | None = N
     if target.exists():
         check_replaceable(out, target)
         if os.path.ismount(target):
-            raise ConversionError(
-                f"out = '{out}' is where a disk is mounted, which cannot be replaced; choose a folder in it"
-            )
+            raise ConversionError(f"out = '{out}' is where a disk is mounted; choose a folder in it")
     try:  # now, not after minutes of training
         check_writable(next(parent for parent in target.parents if parent.exists()) / target.name)
     except OSError as error:
@@ -259,7 +247,7 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     if others := other_files(folder):
         raise ConversionError(
             f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
-            f"{'it' if len(others) == 1 else 'them'}, or choose another folder"
+            "them, or choose another folder"
         )
     encoder = folder / _layout(folder).encoder
     files = sorted(path.name for path in folder.iterdir())
@@ -280,17 +268,13 @@ def check_apart(source: str | Path, target: Path) -> None:
     Raises:
         ConversionError: if the folders are the same, or one contains the other.
     """
-    folder = Path(source).expanduser()
-    if not os.path.exists(folder):  # unlike Path's, false for a name that is too long
+    if not os.path.exists(os.path.expanduser(source)):  # unlike Path's, false for a name that is too long
         return
-    # the folder itself, and the path of a link to it
-    name = folder.absolute().name
-    link = folder.absolute().parent.resolve() / name if name != ".." else folder.resolve()
-    for place in {folder.resolve(), link}:
-        if target == place or target in place.parents:
-            raise ConversionError(f"out = '{target}' is the source or holds it; choose another folder")
-        if place in target.parents:
-            raise ConversionError(f"out = '{target}' lies in the source, '{source}'; choose a folder outside of it")
+    folder = Path(source).expanduser().resolve()
+    if target in (folder, *folder.parents):
+        raise ConversionError(f"out = '{target}' is the source or holds it; choose another folder")
+    if folder in target.parents:
+        raise ConversionError(f"out = '{target}' lies in the source, '{source}'; choose a folder outside of it")
 
 
 def other_files(folder: Path) -> list[str]:
@@ -333,6 +317,5 @@ def check_link(path: Path, folder: Path) -> None:
     places = [top, *(above.parent / "blobs" for above in (top, *top.parents) if above.name == "snapshots")]
     if not any(place in real.parents for place in places):
         raise ConversionError(
-            f"{path}: a link out of the folder, to {real}, which would be copied into the result; put the file itself "
-            "there, or remove the link"
+            f"{path}: a link out of the folder, to {real}; put the file itself there, or remove the link"
         )

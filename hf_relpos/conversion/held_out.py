@@ -35,7 +35,7 @@ def held_out_rows(conversion: Conversion, tokenizer: Any) -> dict[int, list[list
     """
     limit = conversion.limit
     lengths = [length for length in LENGTHS if length <= limit] or [limit]
-    tokens, seed = len(lengths) * EVALUATED_TOKENS, conversion.given.seed
+    tokens, seed = len(lengths) * EVALUATED_TOKENS, conversion.seed
     windows = gather(conversion, tokenizer, "check", tokens, window_lengths(limit), seed, 0.0).ids
     if (length := conversion.options.length or limit) > limit:
         lengths.append(length)
@@ -60,7 +60,7 @@ def held_out_fidelity(
     Args:
         rows_by_length: from `held_out_rows`.
     """
-    limit, seed = conversion.limit, conversion.given.seed
+    limit, seed = conversion.limit, conversion.seed
     filled = {length: rows for length, rows in rows_by_length.items() if rows}
     if not filled:
         return {"skipped": f"no held-out text fills {min(rows_by_length)} tokens; give more text"}
@@ -74,9 +74,14 @@ def held_out_fidelity(
         most = min(limit, max(PAIR_LENGTH, min(filled)))
         length = max(length for length in filled if length <= most)
         chosen = Windows(filled[length][: max(4, PAIR_TOKENS // length)], 0.0, 0)
-        pairs = pair_windows(chosen, layout, 1.0, length, conversion.given.seed)
+        pairs = pair_windows(chosen, layout, 1.0, length, conversion.seed)
         if any(map(any, pairs.types or ())):  # otherwise all windows are too short to split
-            found["pairs"] = _pair_fidelity(student, teacher, pairs)
+            ids, types = (torch.tensor(rows, device=student.device) for rows in (pairs.ids, pairs.types))
+            real = torch.ones_like(ids, dtype=torch.bool)
+            one, other = (hidden_states(model, ids, real, token_type_ids=types) for model in (teacher, student))
+            cosines = torch.cosine_similarity(one, other, dim=-1)
+            by_segment = [float(cosines[types == segment].mean()) for segment in (0, 1)]
+            found["pairs"] = {"length": length, "tokens": ids.numel(), "token_cosine_by_segment": by_segment}
     return found
 
 
@@ -111,22 +116,6 @@ def processor_name(device: torch.device) -> str:
         fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in first.splitlines()}
         cpu = f"{fields['model name']} {fields['cpu family']}/{fields['model']}"
     return f"{cpu}, {threads} {'threads' if threads > 1 else 'thread'}"
-
-
-@torch.no_grad()
-def _pair_fidelity(
-    student: RelPosBertPreTrainedModel, teacher: RelPosBertPreTrainedModel, windows: Windows
-) -> dict[str, Any]:
-    """Length and tokens of the segment pairs, and the mean token cosine in each segment."""
-    ids, types = (torch.tensor(rows, device=student.device) for rows in (windows.ids, windows.types))
-    real = torch.ones_like(ids, dtype=torch.bool)
-    one, other = (hidden_states(model, ids, real, token_type_ids=types) for model in (teacher, student))
-    by_token = torch.cosine_similarity(one, other, dim=-1)
-    return {
-        "length": ids.shape[1],
-        "tokens": ids.numel(),
-        "token_cosine_by_segment": [float(by_token[types == segment].mean()) for segment in (0, 1)],
-    }
 
 
 def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[int, list[list[int]]]:

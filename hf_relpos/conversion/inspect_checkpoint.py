@@ -97,12 +97,8 @@ def _positions(spec: Family) -> str:
 
 def _without_positions(spec: Family, names: list[str], source: str) -> str:
     """Likely cause and remedy if an absolute checkpoint has no position table; empty if it has one."""
-    if (
-        isinstance(spec, Own)
-        or not names
-        or not spec.positions.absolute
-        or any(POSITION_TENSORS[0] in name for name in names)
-    ):
+    has_table = not names or any(POSITION_TENSORS[0] in name for name in names)
+    if isinstance(spec, Own) or has_table or not spec.positions.absolute:
         return ""
     remedy = resemblance(names, source, spec.config.get("model_type", ""), missing=[TABLE])
     return f"the weights have no table of positions. {remedy}"

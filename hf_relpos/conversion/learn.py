@@ -50,13 +50,13 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
     """
     _check_options(model, conversion)
     tokenizer = load_tokenizer(conversion.spec.folder, model.config.vocab_size, local_files_only=True)
-    with spinner("reading the text", conversion.given.progress):
+    with spinner("reading the text", conversion.progress):
         windows, held_out = learning_windows(conversion, tokenizer, model), held_out_rows(conversion, tokenizer)
     conversion.try_writing()
     original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dtype = model.dtype
     student, teacher = model.float(), build_teacher(conversion).float()
-    console = Console(stderr=True, quiet=not conversion.given.progress)
+    console = Console(stderr=True, quiet=not conversion.progress)
     began = time.process_time()
     for each in (student, teacher):
         each.set_attn_implementation(AUTO)  # returns attention weights only where they are compared
@@ -86,15 +86,10 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
 def _check_options(model: RelPosBertPreTrainedModel, conversion: Conversion) -> None:
     options, limit = conversion.options, conversion.limit
     if model.config.is_decoder:
-        raise ConversionError(
-            "is_decoder = True: method = 'distil' supports encoders only; choose method = 'keep' or 'drop'"
-        )
+        raise ConversionError("is_decoder = True: 'distil' supports encoders only; choose method = 'keep' or 'drop'")
     length, tokens = options.length, conversion.tokens_to_distil
     if length is not None and length > limit and 2 * length > tokens:
-        raise ConversionError(
-            f"method_options['length'] = {length} is too long for {tokens} training tokens; give more steps, "
-            "or a shorter length"
-        )
+        raise ConversionError(f"method_options['length'] = {length} is too long for {tokens} tokens; give more steps")
 
 
 def _distil(
@@ -128,7 +123,7 @@ def _distil(
         "learning_rate": LEARNING_RATE * WIDTH / student.config.hidden_size,
         "table_learning_rate": TABLE_LEARNING_RATE,
         "losses": losses,
-        "seed": conversion.given.seed,
+        "seed": conversion.seed,
     }
     console.print(f"distilling: {settings['steps']} steps on {windows.tokens:,} tokens", highlight=False)
     on_cpu: dict[str, Any] = {"use_cpu": True} if conversion.device.type == "cpu" else {}

@@ -1,8 +1,7 @@
-"""The choices of a conversion: the arguments of `convert`, and the methods with their options."""
+"""The methods of a conversion, with their options."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..checkpoints.errors import ConversionError
@@ -16,28 +15,6 @@ TOO_FEW = 500  # tokens of text, below which nothing can be learnt
 def is_share(value: Any) -> bool:
     """Whether a value is a number from 0 to 1."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of `convert`, which describes them."""
-
-    source: str | Path
-    out: str | Path
-    position_embedding_type: str | None
-    position_options: Mapping[str, Any] | None
-    method: str | None
-    method_options: Mapping[str, Any] | None
-    texts: str | Path | Iterable[str | Path] | None
-    field: str | Sequence[str]
-    skip_unreadable: bool
-    seed: int
-    architecture: str | None
-    revision: str | None
-    allow_pickle: bool
-    overwrite: bool
-    device: str | None
-    progress: bool
 
 
 # Options of `distil`.

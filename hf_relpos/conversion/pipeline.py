@@ -1,43 +1,40 @@
 """The conversion of a checkpoint into a relpos_bert folder: plan, read, build, learn, verify, write."""
 
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
 
-from ..checkpoints.errors import PoorConversionWarning, conversion_errors
-from ..checkpoints.weights import read_tensors
+from ..checkpoints.errors import ConversionError, PoorConversionWarning, conversion_errors
+from ..checkpoints.weights import CARD, read_tensors, tensor_names
 from ..console import spinner
-from ..families.recognition import choose_head
-from ..families.tensors import Checkpoint, rename_and_validate
-from ..files import write_json
+from ..data.seed import check_seed
+from ..families.recognition import choose_head, recognise
+from ..families.tensors import rename_and_validate
+from ..files import write_json, write_text
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
+from ..schemes.scheme import check_options, nearest
 from ..version import __version__
 from .build import Apply, build_model, drop, expected_shapes, rename_relative
-from .card import write_card
-from .configurations import resolved_options
-from .folder import REPORT, check_target, new_folder
+from .card import model_card, source_metadata
+from .configurations import read_config, resolved_options, source_config, target_config
+from .folder import REPORT, check_apart, check_target, locate, new_folder
 from .learn import learn
-from .methods import Arguments
-from .plan import Conversion, plan_conversion
-from .report import ConversionReport, Step, has_vocabulary, list_steps
+from .methods import METHODS
+from .plan import Conversion, check_text, choose_device, choose_method
+from .report import ConversionReport, has_vocabulary, list_steps
 from .verify import compare_outputs, compare_tensors
 
 
 # What methods do that change tensors.
 APPLY: dict[str, Apply] = {"drop": drop, "distil": learn}
-NOT_COMPARED = (
-    "Transformers has no class for the source, so outputs were not compared; every tensor of the result was read back "
-    "and equals the source's"
-)
-NO_TOKENIZER = (
-    "the source has no tokenizer, and a SentenceTransformer of the result would read every word as unknown: put one "
-    "into the folder (`tokenizer.save_pretrained`) before you load it as one"
-)
+NOT_COMPARED = "outputs were not compared, since Transformers has no class for the source; all tensors equal its own"
+NO_TOKENIZER = "the source has no tokenizer: put one into the folder before you load it as a SentenceTransformer"
 
 
 @conversion_errors()
@@ -102,104 +99,118 @@ def convert(
         ConversionError: if the source cannot be converted, a scheme or option is unknown, or a folder cannot be
             written. The message names the cause and the remedy.
     """
-    given = Arguments(**locals())  # before there are other variables
-    conversion = plan_conversion(given, check_target(out, overwrite, source))
+    given = dict(locals())  # before there are other variables
+    target = check_target(out, overwrite, source)
+    if method is not None and method not in METHODS:
+        raise ConversionError(f"method = {method!r} is unknown{nearest(method, METHODS)}; known: {', '.join(METHODS)}")
+    for name, example in (("position_options", {"clip": 32}), ("method_options", {"steps": 100})):
+        if not isinstance(given[name], Mapping | None):
+            raise ConversionError(f"{name} = {given[name]!r} is not a mapping; give names and values, as in {example}")
+    check_seed(seed)
+    layout = locate(source, revision, allow_pickle)
+    check_apart(layout.top, target)  # the cache of the Hub
+    folder = layout.top / layout.encoder
+    spec = recognise(folder, read_config(folder), tensor_names(folder, allow_pickle))
+    spec, left_behind = choose_head(spec, architecture)
+    name = choose_method(method, texts is not None, spec)
+    chosen = METHODS[name]
+    found = check_text(texts, field, name)
+    for other, key in itertools.product(METHODS, method_options or {}):
+        if key in METHODS[other].options.keys() - chosen.options.keys():
+            reason = f"is an option of method = {other!r}, which takes texts (--text), and not of {name!r}"
+            raise ConversionError(f"method_options[{key!r}] = {given['method_options'][key]!r}: it {reason}")
+    check_options(method_options or {}, chosen.options, "method_options", f"method = {name!r}")
+    options = {key: option.default for key, option in chosen.options.items()} | dict(method_options or {})
+    place = choose_device(device) if chosen.learns else torch.device("cpu")
+    own = source_config(spec)
+    config = target_config(spec, own, position_embedding_type, position_options, chosen, options)
     with spinner("reading the source", progress):
-        conversion = _read(conversion)
-    renamed = rename_relative(conversion)
+        raw = spec.unpack(read_tensors(folder, allow_pickle))
+        stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
+        if layout.listed and architecture is None and all(stock.startswith("bert.") for stock in stock_names):
+            # sentence-transformers saves only the encoder, but with the class name of the original model
+            spec, left_behind = choose_head(spec, f"{spec.class_prefixes[0]}Model")
+        checkpoint = rename_and_validate(spec, raw, expected_shapes(spec, own), own.tie_word_embeddings)
 
     def try_writing() -> None:
-        with spinner("trying to write", progress), new_folder(out, conversion.target, overwrite, keep=False) as trial:
-            _write(trial, conversion, renamed, *build_model(conversion, renamed, None))
+        with spinner("trying to write", progress), new_folder(out, target, overwrite, keep=False) as trial:
+            _write(trial, conversion, *build_model(conversion, None))
 
-    conversion = replace(conversion, try_writing=try_writing)
-    with spinner("converting", progress and not conversion.method.learns):  # learning has its own progress bars
-        model, changed = build_model(conversion, renamed, APPLY.get(conversion.method_name))
-    with spinner("writing and checking", progress), new_folder(out, conversion.target, overwrite) as unfinished:
-        report = _write(unfinished, conversion, renamed, model, changed)
+    conversion = Conversion(
+        given=given,
+        method_name=name,
+        source=checkpoint,
+        renamed=rename_relative(checkpoint, own, config),
+        layout=layout,
+        spec=spec,
+        left_behind=left_behind,
+        source_config=own,
+        config=config,
+        try_writing=try_writing,
+        options=SimpleNamespace(**options),
+        texts=found,
+        skip_unreadable=skip_unreadable,
+        seed=seed,
+        device=place,
+        progress=progress,
+    )
+    with spinner("converting", progress and not chosen.learns):  # learning has its own progress bars
+        model, changed = build_model(conversion, APPLY.get(name))
+    with spinner("writing and checking", progress), new_folder(out, target, overwrite) as unfinished:
+        report = _write(unfinished, conversion, model, changed)
     if failed := "; ".join(report.failed_thresholds):
         poor = f"{out}: the result was written, but is not close to its source: {failed}"
         warnings.warn(f"{poor}. Try more steps, or train it further", PoorConversionWarning, stacklevel=3)
     return report
 
 
-def _read(conversion: Conversion) -> Conversion:
-    """Read, check and rename the weights; without a head if they have none and the caller did not choose it."""
-    spec = conversion.spec
-    raw = spec.unpack(read_tensors(spec.folder, conversion.given.allow_pickle))
-    stock_names = {stock for stored in raw for stock in spec.rename(stored, base=False)}
-    any_head = conversion.layout.listed and conversion.given.architecture is None
-    if any_head and all(stock.startswith("bert.") for stock in stock_names):
-        # sentence-transformers saves only the encoder, but with the class name of the original model
-        spec, _ = choose_head(spec, f"{spec.class_prefixes[0]}Model")
-        conversion = replace(conversion, spec=spec, left_behind="")
-    tied = conversion.source_config.tie_word_embeddings
-    return replace(conversion, source=rename_and_validate(spec, raw, expected_shapes(conversion), tied))
-
-
 def _write(
-    folder: Path,
-    conversion: Conversion,
-    renamed: Checkpoint,
-    model: RelPosBertPreTrainedModel,
-    changed: Mapping[str, str],
+    folder: Path, conversion: Conversion, model: RelPosBertPreTrainedModel, changed: Mapping[str, str]
 ) -> ConversionReport:
     """Write all files of the result, read its weights back, and compare them; returns the report.
 
     Args:
-        renamed: from `rename_relative`.
         changed: note on each tensor that the method changed, from `build_model`.
     """
-    layout = conversion.layout
+    layout, left = conversion.layout, conversion.left_behind
     encoder = folder / layout.encoder
     model.save_pretrained(encoder)
     files = layout.copy(folder, model)
     reloaded = type(model).from_pretrained(encoder, dtype="auto", local_files_only=True)
     if conversion.new_length is not None:
         layout.write_length(folder, conversion.new_length)
-    steps = list_steps(model, renamed, changed, conversion.left_behind)
-    compare_tensors(model, reloaded, renamed, steps)
-    is_compared = conversion.method.exact and conversion.spec.stock is not None
-    difference = compare_outputs(conversion, reloaded, rounded=bool(changed)) if is_compared else None
-    report = _report(conversion, reloaded, steps, files, difference)
-    write_json(folder / REPORT, report.to_dict(), indent=2)
-    write_card(folder, conversion, report, reloaded.config)
-    return report
-
-
-def _report(
-    conversion: Conversion,
-    model: RelPosBertPreTrainedModel,
-    steps: tuple[Step, ...],
-    files: tuple[str, ...],
-    difference: float | None,
-) -> ConversionReport:
-    """The report of what was written."""
-    config, given, left = conversion.config, conversion.given, conversion.left_behind
-    notes = [conversion.abilities]
-    if conversion.method.exact and difference is None:
+    steps = list_steps(model, conversion.renamed, changed, left)
+    compare_tensors(model, reloaded, conversion.renamed, steps)
+    notes, difference = [conversion.abilities], None
+    if conversion.method.exact and conversion.spec.stock is not None:
+        difference = compare_outputs(conversion, reloaded, rounded=bool(changed))
+    elif conversion.method.exact:
         notes.append(NOT_COMPARED)
     if parts := {str(step.source).partition(".")[0] for step in steps if left and step.note == left}:
         notes.append(f"not converted: {', '.join(sorted(parts))} ({left})")
-    if conversion.layout.listed and not has_vocabulary(files):
+    if layout.listed and not has_vocabulary(files):
         notes.append(NO_TOKENIZER)
-    return ConversionReport(
-        source=str(given.source),
-        revision=conversion.layout.revision,
-        out=str(given.out),
+    report = ConversionReport(
+        source=str(conversion.given["source"]),
+        revision=layout.revision,
+        out=str(conversion.given["out"]),
         architecture=conversion.spec.head,
         converted_to=type(model).__name__,
         method=conversion.method_name,
-        position_embedding_type=config.position_embedding_type,
-        position_options=resolved_options(config),
+        position_embedding_type=conversion.config.position_embedding_type,
+        position_options=resolved_options(conversion.config),
         method_options=vars(conversion.options),
         arguments=conversion.arguments,
         dtype=str(conversion.source.dtype).removeprefix("torch."),
         steps=steps,
         difference=difference,
         files=files,
-        is_sentence_encoder=conversion.layout.pools and has_vocabulary(files),
+        is_sentence_encoder=layout.pools and has_vocabulary(files),
         versions={"hf_relpos": __version__, "transformers": transformers.__version__, "torch": torch.__version__},
         details=conversion.details,
         notes=tuple(notes),
     )
+    write_json(folder / REPORT, report.to_dict(), indent=2)
+    card = model_card(report, reloaded.config, conversion.limit, source_metadata(layout.top))
+    write_text(folder / CARD, card)
+    return report

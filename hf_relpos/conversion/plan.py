@@ -1,8 +1,7 @@
-"""The plan of a conversion: all choices, made and checked before the weights are read."""
+"""The record of a conversion, and choices that its source decides."""
 
-import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,19 +10,14 @@ from typing import Any
 import torch
 
 from ..checkpoints.errors import ConversionError
-from ..checkpoints.weights import tensor_names
-from ..data.seed import check_seed
 from ..data.text import pair_fields, paths_or_documents
 from ..families.family import TOKEN_TYPES, Family
 from ..families.names import is_table
-from ..families.recognition import choose_head, recognise
 from ..families.tensors import Checkpoint
 from ..models.configuration_relpos_bert import RelPosBertConfig
 from ..schemes.registry import scheme_parts
-from ..schemes.scheme import check_options, nearest
-from .configurations import read_config, source_config, target_config
-from .folder import Layout, check_apart, locate
-from .methods import METHODS, Arguments, Method
+from .folder import Layout
+from .methods import METHODS, Method
 
 
 # Arguments of `convert` that do not determine the result.
@@ -35,37 +29,43 @@ class Conversion:
     """A conversion: the source, and what was chosen.
 
     Attributes:
-        given: arguments of `convert`.
+        given: arguments of `convert` by name.
         method_name: the method, a key of `METHODS`.
-        target: the folder to write, with links resolved.
-        source: the checkpoint; without tensors until they are read.
+        source: the checkpoint.
+        renamed: the same with the names of the result, from `rename_relative`.
         layout: folder of the source, in which that of the checkpoint may lie.
         spec: description of the source.
         left_behind: a note on tensors of a head that is dropped; empty for none.
         source_config: the configuration of the source as a RelPosBertConfig.
         config: the configuration of the result.
         options: options of the method.
-        texts: paths or documents to learn from; None for a method that does not learn.
+        texts: paths with their fields, or documents, to learn from; None for a method that does not learn.
+        skip_unreadable: whether text files without the field are left out.
+        seed: seed of the method.
         device: device of a method that learns from text.
+        progress: whether a progress bar is shown.
         details: results of the method for the report, which it adds; JSON values only.
         try_writing: write all files of the result as it is before the method, check them, and remove them. A method
             that trains calls it before its first step, so that nothing is refused after the last.
     """
 
-    given: Arguments
+    given: Mapping[str, Any]
     method_name: str
-    target: Path
     source: Checkpoint
+    renamed: Checkpoint
     layout: Layout
     spec: Family
     left_behind: str
     source_config: RelPosBertConfig
     config: RelPosBertConfig
+    try_writing: Callable[[], None]
     options: SimpleNamespace
-    texts: list[Path] | list[str] | None
+    texts: Sequence[tuple[str | Path, str]] | Sequence[str] | None
+    skip_unreadable: bool
+    seed: int
     device: torch.device
+    progress: bool
     details: dict[str, Any] = field(default_factory=dict)
-    try_writing: Callable[[], None] = lambda: None
 
     @property
     def method(self) -> Method:
@@ -128,8 +128,8 @@ class Conversion:
 
         Files are named without folders; documents given in Python have no names.
         """
-        names = [text.name for text in self.texts or () if isinstance(text, Path)]
-        arguments = {name: value for name, value in vars(self.given).items() if name not in NOT_REPORTED}
+        names = [Path(text[0]).name for text in self.texts or () if isinstance(text, tuple)]
+        arguments = {name: value for name, value in self.given.items() if name not in NOT_REPORTED}
         arguments |= {"texts": None if self.texts is None else names, "revision": self.layout.revision}
         arguments["method"] = self.method_name
         if not self.method.learns:
@@ -138,63 +138,14 @@ class Conversion:
         return {key: value for key, value in plain.items() if value is not False and value not in (None, {}, "text")}
 
 
-def plan_conversion(given: Arguments, target: Path) -> Conversion:
-    """Check the arguments of `convert` against the source, and complete them.
-
-    Args:
-        given: the arguments.
-        target: the folder to write, with links resolved.
-
-    Raises:
-        ValueError: for an argument that is invalid or does not fit the source.
-    """
-    if given.method is not None and given.method not in METHODS:
-        known = ", ".join(METHODS)
-        raise ConversionError(f"method = {given.method!r} is unknown{nearest(given.method, METHODS)}; known: {known}")
-    for name, example in (("position_options", {"clip": 32}), ("method_options", {"steps": 100})):
-        if not isinstance(options := getattr(given, name), Mapping | None):
-            raise ConversionError(f"{name} = {options!r} is not a mapping; give names and values, such as {example}")
-    check_seed(given.seed)
-    layout = locate(given.source, given.revision, given.allow_pickle)
-    check_apart(layout.top, target)  # the cache of the Hub
-    folder = layout.top / layout.encoder
-    spec = recognise(folder, read_config(folder), tensor_names(folder, given.allow_pickle))
-    spec, left_behind = choose_head(spec, given.architecture)
-    name = choose_method(given, spec)
-    method, chosen = METHODS[name], given.method_options or {}
-    texts = check_text(given, name)
-    for other, key in itertools.product(METHODS, chosen):
-        if key in METHODS[other].options.keys() - method.options.keys():
-            reason = f"is an option of method = {other!r}, which takes texts (--text), and not of {name!r}"
-            raise ConversionError(f"method_options[{key!r}] = {chosen[key]!r}: it {reason}")
-    check_options(chosen, method.options, "method_options", f"method = {name!r}")
-    options = {key: option.default for key, option in method.options.items()} | dict(chosen)
-    device = choose_device(given.device) if method.learns else torch.device("cpu")
-    own = source_config(spec)
-    return Conversion(
-        given=given,
-        method_name=name,
-        target=target,
-        source=Checkpoint(),
-        layout=layout,
-        spec=spec,
-        left_behind=left_behind,
-        source_config=own,
-        config=target_config(spec, own, given, method, options),
-        options=SimpleNamespace(**options),
-        texts=texts,
-        device=device,
-    )
-
-
-def choose_method(given: Arguments, spec: Family) -> str:
+def choose_method(given: str | None, has_text: bool, spec: Family) -> str:
     """The given method; without one, the one that learns, or keeps the outputs.
 
     Raises:
         ConversionError: for a method that does not fit the positions of the source.
     """
-    by_text, absolute = "keep" if given.texts is None else "distil", spec.positions.absolute
-    name = (by_text if absolute else "exact") if given.method is None else given.method
+    by_text, absolute = "distil" if has_text else "keep", spec.positions.absolute
+    name = given or (by_text if absolute else "exact")
     supported = [
         name for name, method in METHODS.items() if (method.from_absolute if absolute else method.from_relative)
     ]
@@ -207,26 +158,24 @@ def choose_method(given: Arguments, spec: Family) -> str:
     return name
 
 
-def check_text(given: Arguments, method: str) -> list[Path] | list[str] | None:
-    """The texts, which can be iterated over several times; None for none.
+def check_text(
+    texts: Any, field: str | Sequence[str], method: str
+) -> Sequence[tuple[str | Path, str]] | Sequence[str] | None:
+    """The texts, which can be iterated over several times, paths with their fields; None for none.
 
     Raises:
         ValueError: for missing texts, texts that the method does not read, and wrong fields.
     """
-    texts, fields, learns = given.texts, given.field, METHODS[method].learns
+    learns = METHODS[method].learns
     if learns and texts is None:
         raise ConversionError(f"method = {method!r} requires `texts` (--text; a few hundred sentences are enough)")
     if not learns and texts is not None:
-        raise ConversionError(
-            f"texts were given, but method = {method!r} does not use them; leave them out, or use method = 'distil'"
-        )
+        raise ConversionError(f"texts: method = {method!r} does not use them; leave them out, or use 'distil'")
     found = None if texts is None else paths_or_documents(texts)
     if found is not None and isinstance(found[0], Path):
-        pair_fields(found, fields)
-    elif fields != "text":
-        raise ConversionError(
-            f"field = {fields!r} (--field) requires files with fields; leave it out, or give texts as paths"
-        )
+        return pair_fields(found, field)
+    if field != "text":
+        raise ConversionError(f"field = {field!r} (--field) is for files; leave it out, or give texts as paths")
     return found
 
 
@@ -247,7 +196,5 @@ def choose_device(given: str | None) -> torch.device:
         if given is None:
             return torch.device("cpu")
         reason = str(error).partition("\n")[0]
-        raise ConversionError(
-            f"device = {given!r} cannot be used ({reason}); give another device, such as 'cpu', or leave it out"
-        ) from error
+        raise ConversionError(f"device = {given!r} cannot be used ({reason}); give another") from error
     return torch.device(name)

@@ -103,6 +103,11 @@ class ConversionReport:
         """Name of the Auto class of the result."""
         return next(auto for auto, head in HEADS.items() if head.__name__ == self.converted_to)
 
+    def loading(self, arguments: str) -> str:
+        """The expression that loads the result."""
+        loader = "SentenceTransformer" if self.is_sentence_encoder else f"{self.auto_class}.from_pretrained"
+        return f"{loader}({arguments})"
+
     @property
     def scheme(self) -> str:
         """Name of the scheme, or names of a combination joined by `+`."""

@@ -24,12 +24,9 @@ def print_report(report: ConversionReport, console: Console) -> None:
     text_notes = [f"Note: {note}" for note in report.details.get("text", {}).get("notes", ())]
     _print_lines(console, [report.how_close, *report.notes, *text_notes, ""])
     out = shlex.quote(report.out)
-    load = f"{report.auto_class}.from_pretrained({report.out!r})"
-    if report.is_sentence_encoder:
-        load = f"SentenceTransformer({report.out!r})"
     steps = [
         f"written to {report.out}",
-        f"load:     import hf_relpos; {load}",
+        f"load:     import hf_relpos; {report.loading(repr(report.out))}",
         f"compare:  hf-relpos compare {shlex.quote(report.source)} {out} --text HELD_OUT.txt",
         f"upload:   hf upload USER/NAME {out}",
     ]

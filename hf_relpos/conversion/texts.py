@@ -5,15 +5,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from ..checkpoints.errors import ConversionError, conversion_errors
-from ..data.masking import mask_tokens
-from ..data.text import TextError, pair_fields, read_texts
+from ..data.text import TextError, read_texts
 from ..data.windows import PairLayout, Windows, cut_windows, pair_windows, unknown_tokens_note
 from ..evaluation.inspection import has_mlm_head
 from .methods import TOO_FEW
@@ -54,7 +52,7 @@ def learning_windows(conversion: Conversion, tokenizer: Any, model: PreTrainedMo
         ConversionError: as `gather`, for text too short to learn anything, and a share of pairs for a source without
             them.
     """
-    options, limit, seed = conversion.options, conversion.limit, conversion.given.seed + 1
+    options, limit, seed = conversion.options, conversion.limit, conversion.seed + 1
     length, batch, lengths = options.length or limit, options.batch_tokens, window_lengths(limit)
     windows = gather(conversion, tokenizer, "fit", conversion.tokens_to_distil, lengths, seed, 0.5)
     if length > limit:
@@ -63,9 +61,7 @@ def learning_windows(conversion: Conversion, tokenizer: Any, model: PreTrainedMo
         windows = windows.joined(gather(conversion, tokenizer, "fit", tokens, (length,), seed + 3, 0.0))
     layout, share = PairLayout.of(tokenizer) if conversion.tells_segments_apart else None, options.pairs
     if layout is None and share:
-        raise ConversionError(
-            f"method_options['pairs'] = {share}: the source or its tokenizer has no token types; leave the option out"
-        )
+        raise ConversionError(f"method_options['pairs'] = {share}: source or tokenizer lack token types; leave it out")
     windows = pair_windows(windows, layout, PAIRS if share is None else share, limit, seed)
     windows = mask_windows(windows, model, tokenizer, options.mask, seed)
     conversion.details["text"] = {
@@ -97,10 +93,9 @@ def gather(
     """
     passage = max(*window_lengths(conversion.limit), conversion.options.length or 0)
     cut = partial(cut_windows, tokenizer, lengths=lengths, short=short, seed=seed, part=part, passage=passage)
-    texts, given = conversion.texts or [], conversion.given
-    sources: list[Iterable[Any]] = [texts]
-    if isinstance(texts[0], Path):
-        sources = [read_texts(path, name, given.skip_unreadable) for path, name in pair_fields(texts, given.field)]
+    texts = conversion.texts or []
+    files = [read_texts(*each, conversion.skip_unreadable) for each in texts if isinstance(each, tuple)]
+    sources: Sequence[Iterable[Any]] = files or [texts]
     found: list[Windows] = []
     for source in sources:
         with suppress(TextError) if part == "check" else conversion_errors("texts: "):
@@ -122,8 +117,8 @@ def mask_windows(windows: Windows, model: PreTrainedModel, tokenizer: Any, share
     for row in windows.ids:
         rate = share if rng.random() < 0.5 else 0.0
         ids = np.asarray(row)
-        masked, _ = mask_tokens(ids, mask, rng, rate, ~np.isin(ids, special), at_least_one=False)
-        rows.append(masked.tolist())
+        masked = (rng.random(len(ids)) < rate) & ~np.isin(ids, special)
+        rows.append(np.where(masked, mask, ids).tolist())
     return replace(windows, ids=rows)
 
 
@@ -134,9 +129,7 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
         ConversionError: for text too short to learn anything.
     """
     if windows.tokens < TOO_FEW:
-        raise ConversionError(
-            f"texts: {windows.tokens} tokens are too few to learn from; give at least {TOO_FEW}, better 12,000"
-        )
+        raise ConversionError(f"texts: {windows.tokens} tokens are too few; give at least {TOO_FEW}, better 12,000")
     longest = max(map(len, windows.ids))
     notes = []
     if windows.tokens < FEW:

@@ -12,8 +12,6 @@ from .records import excerpt, iterate_records, open_text, text_field, text_probl
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 # Largest number of characters read: a stream may have no end.
 MAX_CHARACTERS = 100_000_000
-# A longer string is no path.
-LONGEST_PATH = 1_000
 
 
 class TextError(ValueError):
@@ -46,9 +44,7 @@ def pair_fields(
     if len(names) == 1:
         names *= len(paths)
     if len(names) != len(paths):
-        raise TextError(
-            f"field = {names}: {len(names)} fields for {len(paths)} texts; give one for all, or one for each (--field)"
-        )
+        raise TextError(f"field = {names}: {len(names)} fields for {len(paths)} texts; give one, or one for each")
     return list(zip(paths, names, strict=True))
 
 
@@ -68,9 +64,7 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
             raise TextError(f"texts = {texts!r} is empty; give a path")
         return [Path(texts)]
     if isinstance(texts, bytes | bytearray | Mapping | Set) or not isinstance(texts, Iterable):
-        raise TextError(
-            f"texts is a {type(texts).__name__}; give a path, a list of Path objects, or a list of documents (strings)"
-        )
+        raise TextError(f"texts is a {type(texts).__name__}; give a path, paths, or a list of documents")
     items: list[Any] = []
     characters = 0
     for number, text in enumerate(texts):
@@ -94,8 +88,6 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
 
 def _names_a_file(text: str) -> bool:
     """Whether a string names an existing text file, or a folder by a path with a slash."""
-    if len(text) > LONGEST_PATH or "\n" in text or "\0" in text:
-        return False
     path = os.path.expanduser(text)
     return os.path.exists(path) and (text_suffix(Path(path)) in SUFFIXES or os.sep in text)
 
@@ -159,9 +151,7 @@ def find_text(source: str | Path) -> Path:
             "datasets.load_dataset(NAME, split='train').to_json('texts.jsonl')"
         )
     if not path.is_dir() and text_suffix(path) not in SUFFIXES:
-        raise TextError(
-            f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv, compressed or not"
-        )
+        raise TextError(f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv")
     return path
 
 

@@ -4,7 +4,7 @@ from .compare import compare_models
 from .encoder import Encoder, hidden_states, pool
 from .inspection import model_max_length
 from .loading import load_encoder, load_model, load_tokenizer, pooling_of
-from .masked import MaskedAgreement, masked_agreement, masked_predictions
+from .masked import MaskedAgreement, masked_agreement
 from .model_fidelity import Fidelity, LengthFidelity, default_lengths, fidelity, verdict
 from .sliding_windows import windowed_hidden_states
 
@@ -22,7 +22,6 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "masked_agreement",
-    "masked_predictions",
     "model_max_length",
     "pool",
     "pooling_of",

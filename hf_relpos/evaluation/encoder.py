@@ -51,9 +51,7 @@ def hidden_states(
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if not hidden[mask].isfinite().all():
         name = getattr(model.config, "name_or_path", "") or type(model).__name__
-        raise ValueError(
-            f"{name}: the hidden states are NaN or infinite; check the weights, or load the model in float32"
-        )
+        raise ValueError(f"{name}: the hidden states are NaN or infinite; check the weights, or load float32")
     return hidden
 
 

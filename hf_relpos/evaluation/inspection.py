@@ -1,5 +1,7 @@
 """Read limits and heads of any BERT-like model from its modules and its configuration."""
 
+from collections.abc import Iterable
+
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -7,6 +9,18 @@ from transformers import PreTrainedModel
 def has_mlm_head(model: PreTrainedModel) -> bool:
     """Whether a model predicts masked tokens from the context on both sides."""
     return model.get_output_embeddings() is not None and not getattr(model.config, "is_decoder", False)
+
+
+def check_sizes(teacher: PreTrainedModel, student: PreTrainedModel, names: Iterable[str]) -> None:
+    """
+    Raises:
+        ValueError: for a field that both configurations have, with different values.
+    """
+    for name in names:
+        one, other = (getattr(model.base_model.config, name, None) for model in (teacher, student))
+        if None not in (one, other) and one != other:
+            both = f"{name} = {one} in the teacher, but {other} in the student"
+            raise ValueError(f"{both}; give a student that was converted from this teacher")
 
 
 def model_max_length(model: PreTrainedModel) -> int | None:

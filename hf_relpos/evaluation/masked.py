@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..data.batching import Row, batch_indices
+from ..data.batching import Row, batch_indices, pad_rows
 from ..data.masking import IGNORE_INDEX, mask_rows
 from .encoder import pad_batch
 
@@ -30,22 +30,6 @@ class MaskedAgreement:
 
 
 @torch.inference_mode()
-def masked_predictions(model: PreTrainedModel, rows: Sequence[Row], masked: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Logits at masked tokens of one batch of rows, (masked tokens of all rows, V) in float32.
-
-    Args:
-        model: a masked language model.
-        rows: token ids, of any lengths.
-        masked: one boolean tensor per row, true at masked tokens.
-    """
-    ids, mask = pad_batch(rows, model)
-    out = model(input_ids=ids, attention_mask=mask.long())
-    logits = out.logits if "logits" in out else out.prediction_logits  # …ForPreTraining
-    return torch.cat(
-        [row[: len(flags)][flags.to(row.device)] for row, flags in zip(logits, masked, strict=True)]
-    ).float()
-
-
 def masked_agreement(
     teacher: PreTrainedModel, student: PreTrainedModel, windows: Sequence[Row], mask_token_id: int, seed: int = 0
 ) -> MaskedAgreement:
@@ -63,11 +47,14 @@ def masked_agreement(
     models = (teacher,) if teacher is student else (teacher, student)
     found = []  # targets, and predictions of both models, (3, masked tokens)
     for indices in batch_indices(inputs):
-        rows, targets = [inputs[index] for index in indices], [torch.tensor(labels[index]) for index in indices]
-        masked = [target != IGNORE_INDEX for target in targets]
-        predicted = [masked_predictions(model, rows, masked).argmax(-1).cpu() for model in models]
-        own = [target[flags] for target, flags in zip(targets, masked, strict=True)]
-        found.append(torch.stack([torch.cat(own), predicted[0], predicted[-1]]))
+        ids, mask = pad_batch([inputs[index] for index in indices], teacher)
+        targets = pad_rows([labels[index] for index in indices], IGNORE_INDEX)[0]
+        masked, predicted = targets != IGNORE_INDEX, []
+        for model in models:
+            out = model(input_ids=ids, attention_mask=mask.long())
+            logits = out.logits if "logits" in out else out.prediction_logits  # …ForPreTraining
+            predicted.append(logits[masked.to(logits.device)].argmax(-1).cpu())
+        found.append(torch.stack([targets[masked], predicted[0], predicted[-1]]))
     right, one, other = torch.cat(found, 1)
     shares = (float((a == b).double().mean()) for a, b in ((one, other), (one, right), (other, right)))
     return MaskedAgreement(len(right), *shares)

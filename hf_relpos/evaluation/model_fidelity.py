@@ -1,7 +1,7 @@
 """Agreement of a converted model (the student) with its source (the teacher): hidden states, and masked tokens."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..console import ProgressCallback
 from ..data.batching import Row, batch_indices
 from .encoder import check_pooling, hidden_states, pad_batch, pool
-from .inspection import has_mlm_head, model_max_length
+from .inspection import check_sizes, has_mlm_head, model_max_length
 from .masked import MaskedAgreement, masked_agreement
 from .sliding_windows import windowed_hidden_states
 
@@ -185,11 +185,7 @@ def fidelity(
             widths or vocabularies, and hidden states that are not finite.
     """
     check_pooling(pooling)
-    for name in ("hidden_size", "vocab_size"):
-        sizes = [getattr(model.base_model.config, name, None) for model in (teacher, student)]
-        if None not in sizes and sizes[0] != sizes[1]:
-            both = f"{name} = {sizes[0]} in the teacher, but {sizes[1]} in the student"
-            raise ValueError(f"{both}; give a student that was converted from this teacher")
+    check_sizes(teacher, student, ("hidden_size", "vocab_size"))
     for length, windows in windows_by_length.items():
         longest = max(map(len, windows), default=0)
         if not 0 < longest <= length:
@@ -198,16 +194,7 @@ def fidelity(
     limit, student_limit = model_max_length(teacher), model_max_length(student)
     lengths, skipped = [], {}
 
-    def batches(length: int, windows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], torch.Tensor, torch.Tensor]]:
-        """Rows, ids and mask of each batch; tells how many tokens are done."""
-        tell = progress or (lambda what, done, total: None)
-        done, total = 0, sum(map(len, windows))
-        for indices in batch_indices(windows):
-            rows = [windows[index] for index in indices]
-            tell(f"comparing, {length:,} tokens", done, total)
-            yield rows, *pad_batch(rows, student)
-            done += sum(map(len, rows))
-        tell(f"comparing, {length:,} tokens", done, total)
+    tell = progress or (lambda what, done, total: None)
 
     def read_in_windows(rows: Sequence[Row], stride: int) -> torch.Tensor:
         """The teacher's hidden states, (B, L, D), padded with zeros."""
@@ -225,18 +212,22 @@ def fidelity(
             skipped[length] = f"the student reads at most {student_limit} tokens"
             continue
         size = None if limit is None or length <= limit else limit  # of the teacher's windows
-        found, others = [], []
-        for rows, ids, mask in batches(length, windows):
+        found, others, done, total = [], [], 0, sum(map(len, windows))
+        for indices in batch_indices(windows):
+            tell(f"comparing, {length:,} tokens", done, total)
+            rows = [windows[index] for index in indices]
+            ids, mask = pad_batch(rows, student)
             target = hidden_states(teacher, ids, mask) if size is None else read_in_windows(rows, size // 2)
             found.append(cosines(target, hidden_states(student, ids, mask), mask))
             if size is not None:
                 others.append(cosines(read_in_windows(rows, 3 * size // 8), target, mask)[0])
+            done += sum(map(len, rows))
+        tell(f"comparing, {length:,} tokens", done, total)
         masked = None
         if size is None and mask_token_id is not None and has_mlm_head(teacher) and has_mlm_head(student):
             masked = masked_agreement(teacher, student, windows, mask_token_id, seed)
         token, sentence = (float(torch.cat(each).mean()) for each in zip(*found, strict=True))
-        counts = length, len(windows), sum(map(len, windows))
         reference = "teacher" if size is None else "windowed teacher"
-        other_windows = float(torch.cat(others).mean()) if others else None
-        lengths.append(LengthFidelity(*counts, reference, token, sentence, masked, other_windows))
+        own = float(torch.cat(others).mean()) if others else None
+        lengths.append(LengthFidelity(length, len(windows), total, reference, token, sentence, masked, own))
     return Fidelity(limit, student_limit, pooling, lengths, skipped)

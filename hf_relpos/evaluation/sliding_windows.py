@@ -40,9 +40,7 @@ class OverlappingWindows:
         """
         stride = size // 2 if stride is None else stride
         if size < 3 or not 1 <= stride <= size - 1:
-            raise ValueError(
-                f"length = {size}, stride = {stride}: give a length of 3 or more, and a stride from 1 to length − 1"
-            )
+            raise ValueError(f"length = {size}, stride = {stride}: give 3 or more, and 1 to length − 1")
         body, room = torch.arange(length - 1), min(size, length) - 1  # without the first token
         last = length - 1 - room  # the last window ends with the row
         starts = torch.tensor([*range(0, last, stride), last])

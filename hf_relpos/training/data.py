@@ -99,35 +99,37 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         Raises:
             ValueError: for a window that is empty or too long, ids outside the vocabulary, and invalid token types.
         """
-        ids = _listed(given["input_ids"] if isinstance(given, Mapping) else given)
-        types = given.get("token_type_ids") if isinstance(given, Mapping) else None
+        row = given if isinstance(given, Mapping) else {"input_ids": given}
+        ids, types = (_listed(row.get(name)) for name in ("input_ids", "token_type_ids"))
+        limit = math.inf if self.max_length is None else self.max_length
         if not ids:
-            raise ValueError(f"windows[{number}] is empty; leave empty windows out")
-        if self.max_length is not None and len(ids) > self.max_length:
-            raise ValueError(
-                f"windows[{number}] has {len(ids)} tokens, but the limit of the models is {self.max_length}; cut it"
+            problem = "is empty; leave it out"
+        elif len(ids) > limit:
+            problem = f"has {len(ids)} tokens, but the limit of the models is {limit}; cut it"
+        elif not _are_numbers(ids, self.vocab_size):
+            problem = (
+                f"has values that are not token ids from 0 to {self.vocab_size - 1}; take the teacher's tokenizer"
             )
-        if not (isinstance(ids[0], int) and 0 <= min(ids) and max(ids) < self.vocab_size):
-            wrong = f"windows[{number}] has values that are not token ids from 0 to {self.vocab_size - 1}"
-            raise ValueError(f"{wrong}; cut windows with the teacher's tokenizer")
-        types = [] if types is None else _listed(types)
-        if not any(types):
+        elif not any(types):
             return Window(ids)
-        if len(types) != len(ids):
-            raise ValueError(
-                f"windows[{number}] has {len(ids)} input_ids, but {len(types)} token_type_ids; give one for each token"
-            )
-        if not (all(isinstance(number, int) for number in types) and 0 <= min(types) <= max(types) < self.token_types):
+        elif len(types) != len(ids):
+            problem = f"has {len(ids)} input_ids, but {len(types)} token_type_ids; give one for each token"
+        elif not _are_numbers(types, self.token_types):
             known = f"0 to {self.token_types - 1}" if self.token_types > 1 else "only 0"
-            raise ValueError(
-                f"windows[{number}] has token_type_ids that the models do not both have ({known}); leave them out"
-            )
-        return Window(ids, types)
+            problem = f"has token_type_ids that the models do not both have ({known}); leave them out"
+        else:
+            return Window(ids, types)
+        raise ValueError(f"windows[{number}] {problem}")
 
 
 def _listed(numbers: Any) -> list[int]:
-    """Convert a tensor, an array or an iterable to a list."""
-    return numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
+    """Convert a tensor, an array, an iterable or None to a list."""
+    return numbers.tolist() if hasattr(numbers, "tolist") else list(numbers or ())
+
+
+def _are_numbers(values: list[int], count: int) -> bool:
+    """Whether all values are integers from 0 to `count` - 1."""
+    return all(isinstance(value, int) and 0 <= value < count for value in values)
 
 
 def collate(batches: Sequence[Sequence[Window]], pad_token_id: int) -> dict[str, torch.Tensor]:

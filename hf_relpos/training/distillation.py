@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from ..attention.dispatch import AUTO
 from ..console import ProgressCallback, progress_bar
 from ..data.seed import check_seed
-from ..evaluation.inspection import has_mlm_head, model_max_length
+from ..evaluation.inspection import check_sizes, has_mlm_head, model_max_length
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from ..products.cpu_gemm import fast_linears
 from ..schemes.scheme import is_count, is_number
@@ -64,7 +64,6 @@ class DistillationTrainer(Trainer):
 
     def __init__(
         self,
-        *args: Any,
         targets: Callable[[Batch], Targets],
         losses: Mapping[str, float],
         table_learning_rate: float,
@@ -72,13 +71,12 @@ class DistillationTrainer(Trainer):
     ) -> None:
         """
         Args:
-            args: positional arguments of Trainer.
             targets: maps a batch from `collate` to Targets.
             losses: weights by name of `LOSSES`.
             table_learning_rate: for parameters named `distance_embedding`.
             kwargs: keyword arguments of Trainer.
         """
-        super().__init__(*args, **kwargs)
+        super().__init__(**kwargs)
         self.targets = targets
         self.losses = dict(losses)
         self.table_learning_rate = table_learning_rate
@@ -304,11 +302,7 @@ def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Ma
     sizes = ["vocab_size", "hidden_size", "num_hidden_layers"]
     if "attention" in losses:
         sizes.append("num_attention_heads")
-    for name in sizes:
-        student_size, teacher_size = getattr(student.config, name), getattr(teacher.config, name)
-        if student_size != teacher_size:
-            both = f"{name} = {student_size} in the student, but {teacher_size} in the teacher"
-            raise ValueError(f"{both}; give a student that was converted from this teacher")
+    check_sizes(teacher, student, sizes)
     for name, model in (("student", student), ("teacher", teacher)):
         if "logits" in losses and not has_mlm_head(model):
             lacking = f"the {name}, a {type(model).__name__}, has no masked language model head"
