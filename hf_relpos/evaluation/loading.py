@@ -133,10 +133,7 @@ def load_quietly(
         logging.set_verbosity(verbosity)
     resized = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
     for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in resized):
-        raise ValueError(
-            f"{name}: {key} has shape {tuple(found)}, but config.json requires {tuple(expected)}; correct it, or "
-            "restore the weights"
-        )
+        raise ValueError(f"{name}: {key} has shape {tuple(found)}, but config.json has {tuple(expected)}; correct it")
     if isinstance(model, BertPreTrainedModel):
         check_encoder(model, info, name, arguments)
     return model, {key for key in info["missing_keys"] if "pooler." not in key} | resized
