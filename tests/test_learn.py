@@ -315,7 +315,7 @@ REFUSED = [
     ({"texts": ["a"], "field": "body"}, r"field = 'body' \(--field\) requires files"),
     ({"texts": Path("https://example.org/a.txt")}, "text = 'https:/example.org/a.txt'"),
     ({"texts": None}, "requires `texts`"),
-    ({"method_options": LONG}, "too long for 1500 training tokens"),
+    ({"method_options": LONG}, "too long for 1500 tokens"),
     ({"texts": ["A short sentence about nothing, and no more than that."] * 3}, "give at least 500"),
     ({"texts": Path("noise.txt")}, "not readable as UTF-8 text"),
     ({"texts": Path("nothing.txt")}, "no such file"),
@@ -368,7 +368,7 @@ def full_at(name):
     def spoil(source, patch):
         write = files.write_text
         patch.setattr(files, "write_text", lambda path, text: full() if Path(path).name == name else write(path, text))
-        patch.setattr("hf_relpos.conversion.card.write_text", files.write_text)
+        patch.setattr("hf_relpos.conversion.pipeline.write_text", files.write_text)
 
     return spoil
 
@@ -471,7 +471,7 @@ def test_texts_with_different_fields(small, tmp_path):
         (folder / f"{name}.jsonl").write_text("\n".join(rows))
     words = ["--text", folder / "a.jsonl", "--text", folder / "b.jsonl"]
     for given, said in (
-        ((*words, *("--field", "abstract") * 3), "3 fields for 2 texts; give one for all, or one for each"),
+        ((*words, *("--field", "abstract") * 3), "3 fields for 2 texts; give one, or one for each"),
         (("--text", folder, "--field", "abstract"), "--skip-unreadable"),
     ):
         refused = command(small, tmp_path, *given)

@@ -74,7 +74,7 @@ def test_lines_are_read_as_they_are_asked_for(tmp_path):
         ("a.jsonl", '{"body": "x"}\n', r"record 1: no field 'text' \(it has body\); name one .*field \(--field\)"),
         ("a.jsonl", "[1]\n", "line 1: a list, not an object"),
         ("a.tsv", "body\tn\nx\t1\n", r"record 1: no field 'text' \(it has body, n\); name one .*field \(--field\)"),
-        ("a.csv", "n,text\n1\n", "record 1: ends before 'text'; correct the line, or name one of these"),
+        ("a.csv", "n,text\n1\n", "record 1: ends before 'text'; correct it, or name one of these"),
         ("a.txt", "zero \0 bytes\n", "record 1: 'paragraph' holds a zero character"),
         ("a.jsonl", "[" * 200_000, "line 1: not JSON .*(recursion|Stack overflow).*; put one object on each line"),
         ("a.jsonl", '{"text": "a"}\n{"text": ["b", "c"]}\n', r"record 2: 'text' is a list, not text \(\['b', 'c'\]\)"),

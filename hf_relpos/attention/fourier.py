@@ -123,8 +123,6 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] |
         or has a term that cannot be combined with them.
     """
     terms = call.terms
-    if not any(isinstance(table, FourierTable) for field in TABLE_FIELDS.values() for table in getattr(terms, field)):
-        return None
     fourier: dict[str, tuple[FourierTable, ...]] = {}
     others: dict[str, Any] = {}
     for letter, field in TABLE_FIELDS.items():

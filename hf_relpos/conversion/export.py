@@ -128,7 +128,7 @@ def _spec(model: RelPosBertPreTrainedModel) -> Family:
     heads = spec.heads_by_stock()
     if head not in heads:
         raise ConversionError(
-            f"{type(model).__name__}: {family.class_prefixes[0]} has no such head; it has {', '.join(heads)}"
+            f"{type(model).__name__}: {family.class_prefixes[0]} has no such head, only {', '.join(heads)}"
         )
     spec = spec.with_head(heads[head])
     if spec.cut:

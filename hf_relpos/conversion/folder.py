@@ -244,18 +244,15 @@ def check_replaceable(out: str | Path, folder: Path) -> None:
     Raises:
         ConversionError: for files that do not belong to a checkpoint, and a folder without a checkpoint.
     """
-    if others := other_files(folder):
-        raise ConversionError(
-            f"out = '{out}' is not overwritten: it has other files than a checkpoint ({abbreviate(others, 10)}). Move "
-            "them, or choose another folder"
-        )
-    encoder = folder / _layout(folder).encoder
+    encoder, others = folder / _layout(folder).encoder, other_files(folder)
     files = sorted(path.name for path in folder.iterdir())
-    if files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
-        raise ConversionError(
-            f"out = '{out}' is not overwritten: its files ({abbreviate(files, 10)}) are not a checkpoint, since "
-            "config.json or safetensors are missing. Move them, or choose another folder"
-        )
+    if others:
+        why = f"it has other files than a checkpoint ({abbreviate(others, 10)})"
+    elif files and not ((encoder / "config.json").is_file() and has_safetensors(encoder)):
+        why = f"its files ({abbreviate(files, 10)}) are not a checkpoint: config.json or safetensors are missing"
+    else:
+        return
+    raise ConversionError(f"out = '{out}' is not overwritten: {why}. Move them, or choose another folder")
 
 
 def check_apart(source: str | Path, target: Path) -> None:

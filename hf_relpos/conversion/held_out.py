@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from ..console import ProgressCallback
-from ..data.windows import PairLayout, Windows, pair_windows, special_tokens
+from ..data.windows import PairLayout, Windows, pair_windows
 from ..evaluation import fidelity
 from ..evaluation.encoder import hidden_states
 from ..evaluation.inspection import has_mlm_head
 from ..evaluation.model_fidelity import LENGTHS
 from ..models.modeling_relpos_bert import RelPosBertPreTrainedModel
 from .plan import Conversion
-from .texts import gather, window_lengths
+from .texts import gather
 
 
 # Tokens of text for each length at which teacher and student are compared.
@@ -33,15 +33,15 @@ def held_out_rows(conversion: Conversion, tokenizer: Any) -> dict[int, list[list
     Raises:
         ConversionError: as `gather`.
     """
-    limit = conversion.limit
-    lengths = [length for length in LENGTHS if length <= limit] or [limit]
-    tokens, seed = len(lengths) * EVALUATED_TOKENS, conversion.seed
-    windows = gather(conversion, tokenizer, "check", tokens, window_lengths(limit), seed, 0.0).ids
-    if (length := conversion.options.length or limit) > limit:
-        lengths.append(length)
-        tokens = max(EVALUATED_TOKENS, 2 * length)
-        windows += gather(conversion, tokenizer, "check", tokens, (length,), seed, 0.0).ids
-    return _cut(tokenizer, windows, lengths)
+    lengths = [length for length in LENGTHS if length <= conversion.limit] or [conversion.limit]
+    if (longest := conversion.options.length or 0) > conversion.limit:
+        lengths.append(longest)
+    return {
+        length: gather(
+            conversion, tokenizer, "check", max(EVALUATED_TOKENS, 2 * length), (length,), conversion.seed, 0.0
+        ).ids
+        for length in lengths
+    }
 
 
 def held_out_fidelity(
@@ -116,20 +116,3 @@ def processor_name(device: torch.device) -> str:
         fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in first.splitlines()}
         cpu = f"{fields['model name']} {fields['cpu family']}/{fields['model']}"
     return f"{cpu}, {threads} {'threads' if threads > 1 else 'thread'}"
-
-
-def _cut(tokenizer: Any, windows: list[list[int]], lengths: list[int]) -> dict[int, list[list[int]]]:
-    """Rows of each length, special tokens included, cut from evenly chosen windows; perhaps none."""
-    before, after = special_tokens(tokenizer)
-    rows_by_length: dict[int, list[list[int]]] = {}
-    for length in lengths:
-        inner = length - len(before) - len(after)
-        rows = []
-        for ids in windows:
-            body = ids[len(before) : len(ids) - len(after)]
-            rows += [
-                [*before, *body[start : start + inner], *after] for start in range(0, len(body) - inner + 1, inner)
-            ]
-        step = max(1, len(rows) // max(1, EVALUATED_TOKENS // length))
-        rows_by_length[length] = rows[::step][: max(4, EVALUATED_TOKENS // length)]
-    return rows_by_length

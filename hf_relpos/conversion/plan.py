@@ -175,7 +175,7 @@ def check_text(
     if found is not None and isinstance(found[0], Path):
         return pair_fields(found, field)
     if field != "text":
-        raise ConversionError(f"field = {field!r} (--field) is for files; leave it out, or give texts as paths")
+        raise ConversionError(f"field = {field!r} (--field) requires files; leave it out, or give texts as paths")
     return found
 
 

@@ -210,13 +210,11 @@ def list_steps(
         if first != name:
             note = f"the same tensor as {first}"
         steps.append(Step(kind, origin, name, tuple(tensor.shape), tensor.numel() if first == name else 0, note))
-    for name, tensor in source.tensors.items():
-        if name not in weights:  # absolute position embeddings
-            kind, note = ("folded", f"into {abbreviate(changed)}") if changed else ("dropped", "")
-            steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
+    folded = ("folded", f"into {abbreviate(changed)}") if changed else ("dropped", "")
+    # absolute position embeddings
+    lost = [(name, tensor, *folded) for name, tensor in source.tensors.items() if name not in weights]
     for name, front in source.cut.items():
-        note = f"rows 0 to {len(front) - 1}, which only padding uses"
-        steps.append(Step("dropped", source.origin[name], None, tuple(front.shape), front.numel(), note))
+        lost.append((name, front, "dropped", f"rows 0 to {len(front) - 1}, which only padding uses"))
     for name, tensor in source.extra.items():
         note = left_behind or f"not a part of {type(model).__name__.removeprefix('RelPos')}"
         kind = "dropped"
@@ -227,5 +225,7 @@ def list_steps(
         elif is_scheme(name):
             fitted = any(map(is_scheme, changed))
             kind, note = ("folded", "into the tables") if fitted else (kind, "the relative positions of the source")
+        lost.append((name, tensor, kind, note))
+    for name, tensor, kind, note in lost:
         steps.append(Step(kind, source.origin[name], None, tuple(tensor.shape), tensor.numel(), note))
     return tuple(steps)

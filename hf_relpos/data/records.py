@@ -119,9 +119,7 @@ def iterate_records(
                     raise ValueError(f"{path}, record {number}: no field {missing[0]!r} (it has {found}); {remedy}")
                 short = [column for column in columns if row[column] is None and isinstance(rows, csv.DictReader)]
                 if short:
-                    raise ValueError(
-                        f"{path}, record {number}: ends before {short[0]!r}; correct the line, or {remedy}"
-                    )
+                    raise ValueError(f"{path}, record {number}: ends before {short[0]!r}; correct it, or {remedy}")
                 yield {column: row[column] for column in columns}
         except csv.Error as error:
             raise ValueError(f"{path}, record {number + 1}: {error}; correct it, or give JSON lines") from error

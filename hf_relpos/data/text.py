@@ -175,9 +175,7 @@ def _read_file(path: Path, field: str, skip_unreadable: bool, by_line: bool) -> 
                 yield text_field(path, number, field, record[field])
     except ValueError as error:
         if not skip_unreadable:
-            raise TextError(
-                f"text = {error}; or go on without such files: skip_unreadable (--skip-unreadable)"
-            ) from error
+            raise TextError(f"text = {error}; or set skip_unreadable (--skip-unreadable)") from error
         warnings.warn(f"text = {error}; left out from there on", stacklevel=2)
 
 

@@ -133,10 +133,7 @@ def load_quietly(
         logging.set_verbosity(verbosity)
     resized = {key for key, *_ in info["mismatched_keys"] if new_head and not key.startswith(model.base_model_prefix)}
     for key, found, expected in sorted(each for each in info["mismatched_keys"] if each[0] not in resized):
-        raise ValueError(
-            f"{name}: {key} has shape {tuple(found)}, but config.json requires {tuple(expected)}; correct it, or "
-            "restore the weights"
-        )
+        raise ValueError(f"{name}: {key} has shape {tuple(found)}, but config.json has {tuple(expected)}; correct it")
     if isinstance(model, BertPreTrainedModel):
         check_encoder(model, info, name, arguments)
     return model, {key for key in info["missing_keys"] if "pooler." not in key} | resized
@@ -182,10 +179,9 @@ def pooling_of(name: str | Path) -> str | None:
     if not path.is_file():
         return None
     config = read_json(path)
-    if "pooling_mode" in config:  # sentence-transformers 5.4 and later
-        modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
-    else:
-        modes = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True and "_mode_" in key]
+    flags = [key.removeprefix("pooling_mode_") for key, on in config.items() if on is True and "_mode_" in key]
+    given = config.get("pooling_mode", flags)  # flags before sentence-transformers 5.4
+    modes = given if isinstance(given, list) else [given]
     modes = [str(mode).removesuffix("_tokens").removesuffix("_token") for mode in modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         found = " and ".join(modes) or "missing"

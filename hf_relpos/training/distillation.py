@@ -306,9 +306,7 @@ def _check_models(student: PreTrainedModel, teacher: PreTrainedModel, losses: Ma
     for name, model in (("student", student), ("teacher", teacher)):
         if "logits" in losses and not has_mlm_head(model):
             lacking = f"the {name}, a {type(model).__name__}, has no masked language model head"
-            raise ValueError(
-                f"losses['logits'] = {losses['logits']!r}: {lacking}; load it as …ForMaskedLM, or leave it out"
-            )
+            raise ValueError(f"losses['logits'] = {losses['logits']!r}: {lacking}; load …ForMaskedLM, or leave it out")
         if "attention" in losses and not _returns_attention(model):
             own = f"attn_implementation = {model.config._attn_implementation!r} of the {name} returns no weights"
             remedy = f"call {name}.set_attn_implementation('eager'), or leave 'attention' out"
