@@ -248,11 +248,6 @@ class RelPosBertConfig(BertConfig):
         return frozenset().union(*(scheme.required_inputs for scheme, _ in scheme_parts(self)))
 
     @property
-    def uses_absolute_positions(self) -> bool:
-        """Whether the terms of a scheme depend on absolute positions, not only on offsets."""
-        return any(scheme.uses_absolute_positions for scheme, _ in scheme_parts(self))
-
-    @property
     def has_absolute_table(self) -> bool:
         """Whether the model has learned absolute position embeddings."""
         return any(scheme.learned_input_table for scheme, _ in parts_with_absolute_table(self))

@@ -380,20 +380,17 @@ class RelPosBertEncoder(BertEncoder):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         cache: Cache | None = None,
-        use_cache: bool | None = None,
         layer_inputs: list[torch.Tensor] | None = None,
         real_tokens: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """As BertEncoder's.
+        """As BertEncoder's, without the cache in its outputs.
 
         Args:
             layer_inputs: a list to which the input of every layer is appended, (B, L, D) each, or None.
             kwargs: with `inputs`, the `AttentionInputs` of the layers.
             real_tokens: (B, L), false at padding, for a convolution; None without padding or convolution.
         """
-        cache = one_cache(cache, past_key_values)
         embeddings = hidden_states
         for number, layer in enumerate(self.layer):
             if layer_inputs is not None:
@@ -408,9 +405,7 @@ class RelPosBertEncoder(BertEncoder):
             )
             if number == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, real_tokens)
-        outputs = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states)
-        outputs[CACHE] = cache if use_cache else None
-        return outputs
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states)
 
 
 class RelPosBertPooler(BertPooler):

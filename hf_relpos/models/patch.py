@@ -13,6 +13,7 @@ XLM-RoBERTa's heads. The Auto classes are not changed, since they call one of th
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from threading import RLock
 from typing import Any
@@ -42,7 +43,7 @@ OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name fo
 MISSING = object()  # the class inherits the attribute
 
 
-class Patch:
+class Patch(AbstractContextManager["Patch"]):
     """Handle of `patch_transformers`: call `undo()`, or use it as a context manager."""
 
     def undo(self) -> None:
@@ -52,9 +53,6 @@ class Patch:
                 _active.remove(self)
                 if not _active:
                     _restore()
-
-    def __enter__(self) -> "Patch":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()

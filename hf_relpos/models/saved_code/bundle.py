@@ -55,7 +55,7 @@ PACKAGE_ONLY = (
     *(RelPosBertConfig.from_bert, RelPosBertConfig.from_dict, RelPosBertConfig.from_json_file),
     *(RelPosBertConfig.get_config_dict, RelPosBertConfig.has_absolute_table),
     *(modeling.RelPosBertModel._inputs_of_groups, modeling.RelPosBertModel._terms_of_all_layers),
-    *(modeling.RelPosBertPreTrainedModel._supports_sdpa, modeling.RelPosBertPreTrainedModel.from_pretrained),
+    modeling.RelPosBertPreTrainedModel.from_pretrained,
     layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
     *(Scheme.is_symmetric_with, Scheme.memory_unsupported_reason, Scheme.options_for_length),
@@ -195,14 +195,11 @@ def _defined(statement: ast.stmt) -> tuple[str, ...]:
     """Names that a top-level statement defines."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return (statement.name,)
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return tuple(
-        node.id
-        for target in targets
-        if isinstance(target, ast.Name | ast.Tuple)
-        for node in ast.walk(target)
-        if isinstance(node, ast.Name)
-    )
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return ()
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    names = [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+    return tuple(node.id for node in names if isinstance(node.ctx, ast.Store))
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
