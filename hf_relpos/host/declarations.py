@@ -38,15 +38,10 @@ class Need:
         return self.path.partition(":")[0].partition(".")[0]
 
     @property
-    def release(self) -> str:
-        """The first release that has it."""
-        return self.since or FLOOR[self.library]
-
-    @property
     def is_released(self) -> bool:
         """Whether the installed release is the first with it, or a later one."""
         try:
-            return _numbers(importlib.metadata.version(self.library)) >= _numbers(self.release)
+            return _numbers(importlib.metadata.version(self.library)) >= _numbers(self.since or FLOOR[self.library])
         except importlib.metadata.PackageNotFoundError:
             return False
 
@@ -85,7 +80,6 @@ def stock(module: str, name: str, parameters: tuple[str, ...] = (), **others: st
 CACHE = "cache|past_key_values"
 MASKS = "transformers.masking_utils"
 MODEL = "transformers.modeling_utils:PreTrainedModel"
-CAPTURE = "transformers.utils.output_capturing"
 STATES = "hidden_states"
 OUTPUTS = ("output_attentions", "output_hidden_states", "return_dict")
 
@@ -153,7 +147,7 @@ TOOLS = (
     Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
     Need("transformers.core_model_loading:WeightConverter.convert", ("layer_name", "model", "config")),
     Need("transformers.core_model_loading:WeightConverter.add_tensor", ("target_key", "source_key", "source_pattern")),
-    Need(f"{CAPTURE}:_active_collector"),
+    Need("transformers.utils.output_capturing:_active_collector"),
     Need("peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", without="LoRA needs targets"),
     Need("torch:ops.mkldnn._linear_pointwise", without="linear layers use PyTorch's own product"),
     Need("torch:ops.mkldnn._reorder_linear_weight", without="weights are not packed"),

@@ -47,10 +47,11 @@ class RelPosBertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.position_embeddings = build_input(config)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
-        normed = config.embedding_norm
-        self.LayerNorm = nn.LayerNorm(config.norm_size, eps=config.layer_norm_eps) if normed else nn.Identity()
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projects_first = config.embedding_projection == "before_norm"
+        width = config.hidden_size if self.projects_first else size
+        normed = config.embedding_norm
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if normed else nn.Identity()
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.embeddings_project = None
         if size != config.hidden_size:
             self.embeddings_project = nn.Linear(size, config.hidden_size, bias=not self.projects_first)

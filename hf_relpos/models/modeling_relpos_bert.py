@@ -389,7 +389,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         found: list[GroupInputs] = []
         for group in batch.groups:
             like = states.new_empty(len(group.rows), group.length, 0)
-            own = sequence.of_group(self.position_inputs, group)
+            # read anew: without padding the rows of a group often are simpler
+            own = read_sequence(self.config, self.position_inputs, sequence.rows.of_group(group))
             found.append(self._group_inputs(own, like, found[0] if found else None, sequence.rows.length))
         return found
 

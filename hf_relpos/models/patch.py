@@ -23,7 +23,7 @@ from transformers import AutoConfig, BertConfig, BertModel, BertPreTrainedModel,
 from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
-from .configuration_relpos_bert import RelPosBertConfig, other_architecture
+from .configuration_relpos_bert import RelPosBertConfig
 from .installed import INSTALLED
 from .loading import hub_arguments, load, load_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
@@ -114,7 +114,8 @@ def needs_ours(source: Any, fields: dict[str, Any], changes: Mapping[str, Any]) 
     scheme = changes.get("position_embedding_type", fields.get("position_embedding_type"))
     if isinstance(scheme, str) and scheme in SCHEMES and not SCHEMES[scheme].learned_input_table:
         return True
-    return fields.get("model_type", "bert") == "bert" and other_architecture(source, fields) is not None
+    is_bert = fields.get("model_type", "bert") == "bert"
+    return is_bert and INSTALLED.families().config_fields(source, fields) is not None
 
 
 def is_ours(config: Any, changes: Mapping[str, Any]) -> bool:

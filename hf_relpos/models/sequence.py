@@ -111,10 +111,6 @@ class SequenceMetadata:
     visibility: Visibility
     cache: Cache | None = None
 
-    def of_group(self, inputs: PositionInputs, group: RowGroup) -> "SequenceMetadata":
-        """The rows of a group of an unpadded batch, read anew: without padding they often are simpler."""
-        return read_sequence(self.config, inputs, self.rows.of_group(group))
-
     def mask(self, states: torch.Tensor) -> torch.Tensor | LazyMask | BlockMask | None:
         """The attention mask of the call, for the backend of the configuration: `window_mask`, or `tensor_mask`.
 
