@@ -28,7 +28,7 @@ from transformers import (
 
 from hf_relpos import optimize
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.host.declarations import LIVE
+from hf_relpos.host.declarations import T5_BIAS
 
 
 attention_alone = partial(optimize, precision=None, unpad=False)
@@ -66,7 +66,7 @@ MODELS = {
 }
 WITHOUT_TOKEN_TYPES = ("MPNet", "T5", "mT5")
 # Up to Transformers 5.14 they are computed by length alone.
-ACCELERATED = [name for name in MODELS if "T5" not in name or LIVE["T5Attention"].is_released]
+ACCELERATED = [name for name in MODELS if "T5" not in name or T5_BIAS.is_released]
 T5 = ["T5"] if "T5" in ACCELERATED else []
 PADDING = {"none": None, "right": [15, 9, 12], "left": [15, 9, 12]}
 

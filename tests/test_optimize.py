@@ -40,7 +40,7 @@ from transformers import (
 from hf_relpos import optimize, restore_attention
 from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.attention.unpadding import UnpaddedBatch
-from hf_relpos.host.declarations import LIVE
+from hf_relpos.host.declarations import T5_BIAS
 from hf_relpos.live.optimize import Optimized
 from hf_relpos.live.substitute import MADE_OF
 from hf_relpos.products import cpu_gemm
@@ -52,7 +52,7 @@ attention_alone = partial(optimize, precision=None, unpad=False)
 optimize_module = importlib.import_module(optimize.__module__)
 COPIES = ("BERT", "RoBERTa", "ELECTRA", "DistilBERT")
 ROTARY = ("ModernBERT", "NomicBERT", "GTE", "EuroBERT", "Jina v3", "ESM-2")
-ROTARY += ("UMT5",) if LIVE["UMT5Attention"].is_released else ()
+ROTARY += ("UMT5",) if T5_BIAS.is_released else ()
 ROTARY = tuple(each for each in ROTARY if each in encoders.ARCHITECTURES)  # some are of later releases
 MODELS = (*RELATIVE_MODELS, *COPIES, *ROTARY)
 STOCK = ("v3", "v2 with projections of its own", "v2 absolute", "v1", "v1 absolute", "MPNet", "RoFormer")
@@ -156,7 +156,7 @@ def assert_as_before(model, calls, bound: float, **options) -> Optimized:
 def level_of(name: str) -> tuple[str, int]:
     """The level of an encoder, and how many attention modules of ours it has there."""
     if "T5" in name:
-        return ("contract", 2) if LIVE["T5Attention"].is_released else ("by length", 0)
+        return ("contract", 2) if T5_BIAS.is_released else ("by length", 0)
     return ("contract", 0) if name in (*COPIES, *ROTARY) else ("own", 2)
 
 

@@ -131,14 +131,19 @@ def check_weights(files: Iterable[str]) -> None:
             )
 
 
+def is_checkpoint(source: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether `from_pretrained` is given a checkpoint, instead of tensors or a file in another format."""
+    others = arguments.get("state_dict") is not None or arguments.get("gguf_file") is not None
+    return isinstance(source, str | os.PathLike) and not others
+
+
 def check_local(checkpoint: Any, arguments: Mapping[str, Any]) -> None:
     """Check the files of a local folder before `from_pretrained` loads them; does nothing for other checkpoints.
 
     Raises:
         ValueError: for broken files, and weights without a readable config.json.
     """
-    others = arguments.get("state_dict") is not None or arguments.get("gguf_file") is not None
-    if others or arguments.get("use_safetensors") is False or not isinstance(checkpoint, str | os.PathLike):
+    if arguments.get("use_safetensors") is False or not is_checkpoint(checkpoint, arguments):
         return
     subfolder = arguments.get("subfolder")
     folder = os.path.join(checkpoint, subfolder) if subfolder else checkpoint

@@ -46,11 +46,6 @@ class _Flash(Family):
     layout = Layout("XLM-RoBERTa for flash attention", (r"\.mixer\.Wqkv\.", r"\.mlp\.fc1\."))
     kind = "rotary"  # of positions, where no field says it
 
-    @property
-    def is_rotary(self) -> bool:
-        """Whether its positions are rotations."""
-        return bool(self.config.get("position_embedding_type", self.kind) == "rotary")
-
     def joints(self) -> Iterable[Joint]:
         """One projection of queries, keys and values."""
         return [projections(".mixer.Wqkv.")]
@@ -112,7 +107,7 @@ class _Flash(Family):
 
     def find_positions(self) -> Positions:
         """Rotations, or absolute ones."""
-        if not self.is_rotary:
+        if self.config.get("position_embedding_type", self.kind) != "rotary":
             return Positions()
         options = rope_options(self.config, self.config.get("rotary_emb_base", 20000.0))
         return Positions(absolute=False, scheme="rope", options=options)

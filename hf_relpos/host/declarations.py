@@ -38,15 +38,10 @@ class Need:
         return self.path.partition(":")[0].partition(".")[0]
 
     @property
-    def release(self) -> str:
-        """The first release that has it."""
-        return self.since or FLOOR[self.library]
-
-    @property
     def is_released(self) -> bool:
         """Whether the installed release is the first with it, or a later one."""
         try:
-            return _numbers(importlib.metadata.version(self.library)) >= _numbers(self.release)
+            return _numbers(importlib.metadata.version(self.library)) >= _numbers(self.since or FLOOR[self.library])
         except importlib.metadata.PackageNotFoundError:
             return False
 
@@ -85,7 +80,6 @@ def stock(module: str, name: str, parameters: tuple[str, ...] = (), **others: st
 CACHE = "cache|past_key_values"
 MASKS = "transformers.masking_utils"
 MODEL = "transformers.modeling_utils:PreTrainedModel"
-CAPTURE = "transformers.utils.output_capturing"
 STATES = "hidden_states"
 OUTPUTS = ("output_attentions", "output_hidden_states", "return_dict")
 
@@ -106,7 +100,6 @@ MODELS = (
     Need(f"{MODEL}.get_correct_attn_implementation", ("requested_attention", "is_init_check")),
     Need(f"{MODEL}.tie_weights", ("missing_keys",)),
     Need(f"{MODEL}._get_files_timestamps", ("working_dir",)),
-    Need(f"{MODEL}._auto_class"),
     Need("transformers.generation.utils:GenerationMixin._expand_inputs_for_generation", ("expand_size",)),
 )
 # Classes of stock encoders that `optimize` replaces by subclasses.
@@ -115,39 +108,28 @@ ROTARY = (STATES, "attention_mask", "sinusoidal_pos", "encoder_hidden_states", C
 DISENTANGLED = (STATES, "attention_mask", "output_attentions", "query_states", "relative_pos", "rel_embeddings")
 DISENTANGLED_STACK = (STATES, "attention_mask", "output_hidden_states", "output_attentions", "query_states")
 TWO_STREAMS = ("h", "g", "attn_mask_h", "attn_mask_g", "r", "seg_mat", "mems", "target_mapping", "output_attentions")
-LIVE = {
-    # in earlier releases they attend otherwise than by the attention interface
-    "T5Attention": stock("modeling_t5", "T5Attention.compute_bias", BIAS, since="5.15"),
-    "MT5Attention": stock("modeling_mt5", "MT5Attention.compute_bias", BIAS, since="5.15"),
-    "UMT5Attention": stock("modeling_umt5", "UMT5Attention.compute_bias", BIAS, since="5.15"),
-    "MPNetEncoder": stock("modeling_mpnet", "MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
-    "MPNetSelfAttention": stock(
-        "modeling_mpnet", "MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")
-    ),
-    "RoFormerEncoder": stock(
-        "modeling_roformer", "RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)
-    ),
-    "RoFormerSelfAttention": stock("modeling_roformer", "RoFormerSelfAttention.forward", ROTARY),
-    "RoFormerSinusoidalPositionalEmbedding": stock(
-        "modeling_roformer", "RoFormerSinusoidalPositionalEmbedding.forward", ("input_ids_shape",)
-    ),
-    "XLNetModel": stock(
-        "modeling_xlnet", "XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)
-    ),
-    "XLNetRelativeAttention": stock("modeling_xlnet", "XLNetRelativeAttention.forward", TWO_STREAMS),
-    "XLNetModelOutput": stock("modeling_xlnet", "XLNetModelOutput"),
-    "DebertaEncoder": stock("modeling_deberta", "DebertaEncoder.forward", DISENTANGLED_STACK),
-    "DebertaSelfAttention": stock("modeling_deberta", "DisentangledSelfAttention.forward", DISENTANGLED),
-    "DebertaV2Encoder": stock("modeling_deberta_v2", "DebertaV2Encoder.forward", DISENTANGLED_STACK),
-    "DisentangledSelfAttention": stock("modeling_deberta_v2", "DisentangledSelfAttention.forward", DISENTANGLED),
-    "make_log_bucket_position": stock("modeling_deberta_v2", "make_log_bucket_position"),
-    "Wav2Vec2BertSelfAttention": stock(
-        "modeling_wav2vec2_bert", "Wav2Vec2BertSelfAttention.forward", (STATES, "attention_mask")
-    ),
-    "SeamlessM4Tv2ConformerSelfAttention": stock(
-        "modeling_seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention.forward", (STATES, "attention_mask")
-    ),
-}
+# In earlier releases T5 and its relatives attend otherwise than by the attention interface.
+T5_BIAS = stock("modeling_t5", "T5Attention.compute_bias", BIAS, since="5.15")
+LIVE = (
+    T5_BIAS,
+    stock("modeling_mt5", "MT5Attention.compute_bias", BIAS, since="5.15"),
+    stock("modeling_umt5", "UMT5Attention.compute_bias", BIAS, since="5.15"),
+    stock("modeling_mpnet", "MPNetEncoder.forward", (STATES, "attention_mask", *OUTPUTS)),
+    stock("modeling_mpnet", "MPNetSelfAttention.forward", (STATES, "attention_mask", "position_bias")),
+    stock("modeling_roformer", "RoFormerEncoder.forward", (STATES, "attention_mask", CACHE, *OUTPUTS)),
+    stock("modeling_roformer", "RoFormerSelfAttention.forward", ROTARY),
+    stock("modeling_roformer", "RoFormerSinusoidalPositionalEmbedding.forward", ("input_ids_shape",)),
+    stock("modeling_xlnet", "XLNetModel.forward", ("input_ids", "attention_mask", "mems", "use_mems", *OUTPUTS)),
+    stock("modeling_xlnet", "XLNetRelativeAttention.forward", TWO_STREAMS),
+    stock("modeling_xlnet", "XLNetModelOutput"),
+    stock("modeling_deberta", "DebertaEncoder.forward", DISENTANGLED_STACK),
+    stock("modeling_deberta", "DisentangledSelfAttention.forward", DISENTANGLED),
+    stock("modeling_deberta_v2", "DebertaV2Encoder.forward", DISENTANGLED_STACK),
+    stock("modeling_deberta_v2", "DisentangledSelfAttention.forward", DISENTANGLED),
+    stock("modeling_deberta_v2", "make_log_bucket_position"),
+    stock("modeling_wav2vec2_bert", "Wav2Vec2BertSelfAttention.forward", (STATES, "attention_mask")),
+    stock("modeling_seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention.forward", (STATES, "attention_mask")),
+)
 # RoFormer's decoders had no causal mask.
 ROFORMER_CAUSAL_MASK = stock(
     "modeling_roformer", "create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"
@@ -165,7 +147,7 @@ TOOLS = (
     Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
     Need("transformers.core_model_loading:WeightConverter.convert", ("layer_name", "model", "config")),
     Need("transformers.core_model_loading:WeightConverter.add_tensor", ("target_key", "source_key", "source_pattern")),
-    Need(f"{CAPTURE}:_active_collector"),
+    Need("transformers.utils.output_capturing:_active_collector"),
     Need("peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", without="LoRA needs targets"),
     Need("torch:ops.mkldnn._linear_pointwise", without="linear layers use PyTorch's own product"),
     Need("torch:ops.mkldnn._reorder_linear_weight", without="weights are not packed"),
@@ -185,7 +167,7 @@ TOOLS = (
         for kind in ("forward", "forward_pre", "backward", "backward_pre")
     ),
 )
-NEEDS = (*MODELS, *LIVE.values(), *TOOLS)
+NEEDS = (*MODELS, *LIVE, *TOOLS)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -304,14 +304,8 @@ def _check_mask(
         raise TypeError(f"attention_mask is a {type(mask).__name__}; give a tensor, or None")
     keys = mask.shape[-1] if has_cache and mask.dim() else length
     prepared = mask.dim() == 4
-    fits = (
-        mask.shape[0] in (1, batch)
-        and mask.shape[1] in (1, config.num_attention_heads)
-        and mask.shape[2] in (1, length)
-        and mask.shape[3] == keys
-        if prepared
-        else tuple(mask.shape) == (batch, keys)
-    )
+    known = ((1, batch), (1, config.num_attention_heads), (1, length), (keys,)) if prepared else ((batch,), (keys,))
+    fits = mask.dim() == len(known) and all(size in sizes for size, sizes in zip(mask.shape, known, strict=True))
     if not fits:
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}; {batch} rows of {length} tokens need ({batch}, {keys}), "

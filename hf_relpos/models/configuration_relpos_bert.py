@@ -15,17 +15,6 @@ from .installed import INSTALLED
 NOT_STOCK = {"embedding_size": None, "feed_forward_type": "mlp", "extra_attention_norms": False}
 
 
-def other_architecture(source: Any, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Fields of a RelPosBertConfig for another architecture that the installed package reads; None for others."""
-    families = INSTALLED.families()
-    fields: dict[str, Any] | None = None if families is None else families.config_fields(source, config)
-    return fields
-
-
-def _without_kernels(fields: dict[str, Any], where: Any = "config.json") -> dict[str, Any]:
-    return fields if INSTALLED.checks is None else INSTALLED.checks.without_kernels(fields, where)
-
-
 @strict
 class RelPosBertConfig(BertConfig):
     r"""BERT's configuration with the position scheme of its self-attention.
@@ -164,24 +153,23 @@ class RelPosBertConfig(BertConfig):
         parts = [part for part in config.values() if isinstance(part, dict)]
         if model_type == cls.model_type or any(part.get("model_type") == cls.model_type for part in parts):
             return config, kwargs
-        if fields := other_architecture(source, config):
+        if fields := INSTALLED.families().config_fields(source, config):
             return fields, kwargs
         if model_type != "bert":
-            families = INSTALLED.families()
-            remedy = "" if families is None else f": {families.conversion_of(model_type, source)}"
-            raise ValueError(f"{source}: model_type = {model_type!r} cannot be loaded as {cls.model_type}{remedy}")
+            remedy = INSTALLED.families().conversion_of(model_type, source)
+            raise ValueError(f"{source}: model_type = {model_type!r} cannot be loaded as {cls.model_type}: {remedy}")
         config = {"position_embedding_type": STOCK_SCHEME, **config, "model_type": cls.model_type, **NOT_STOCK}
         return config, kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As in Transformers, but without an attention kernel that a file would have it download."""
-        return super().from_dict(_without_kernels(config_dict), **kwargs)
+        return super().from_dict(INSTALLED.checks.without_kernels(config_dict, "config.json"), **kwargs)
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> "RelPosBertConfig":
         """As in Transformers, but without an attention kernel that a file would have it download."""
-        return cls(**_without_kernels(cls._dict_from_json_file(json_file), json_file))
+        return cls(**INSTALLED.checks.without_kernels(cls._dict_from_json_file(json_file), json_file))
 
     @classmethod
     def from_bert(cls, config: Any, **changes: Any) -> "RelPosBertConfig":
@@ -203,13 +191,13 @@ class RelPosBertConfig(BertConfig):
         backend = config._attn_implementation
         if not own:
             # stock classes read any name from a file; whether a caller gave this one cannot be seen here
-            backend = _without_kernels({"_attn_implementation": backend}, config.name_or_path or "BertConfig").get(
-                "_attn_implementation"
-            )
-            other = other_architecture(config.name_or_path, values)
+            given = {"_attn_implementation": backend}
+            given = INSTALLED.checks.without_kernels(given, config.name_or_path or "BertConfig")
+            backend = given.get("_attn_implementation")
+            other = INSTALLED.families().config_fields(config.name_or_path, values)
             values = other or {**values, **NOT_STOCK}
-            known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
-            if other and backend not in known:  # a name of the checkpoint's own code, such as JinaBERT's "torch"
+            # or a name of the checkpoint's own code, such as JinaBERT's "torch"
+            if other and backend not in ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()):
                 backend = None
         values |= {**changes, "model_type": cls.model_type}
         converted = cls(**{**values, "attn_implementation": backend})
@@ -227,11 +215,6 @@ class RelPosBertConfig(BertConfig):
         return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
-    def norm_size(self) -> int:
-        """Width of the embeddings at their normalisation."""
-        return self.hidden_size if self.embedding_projection == "before_norm" else self.input_size
-
-    @property
     def is_gated(self) -> bool:
         """Whether the feed-forward part of a layer is a gated linear unit."""
         return self.feed_forward_type == "glu"
@@ -246,11 +229,6 @@ class RelPosBertConfig(BertConfig):
     def required_inputs(self) -> frozenset[str]:
         """Inputs of `forward` that the schemes require: `grid`, `relation_ids`."""
         return frozenset().union(*(scheme.required_inputs for scheme, _ in scheme_parts(self)))
-
-    @property
-    def uses_absolute_positions(self) -> bool:
-        """Whether the terms of a scheme depend on absolute positions, not only on offsets."""
-        return any(scheme.uses_absolute_positions for scheme, _ in scheme_parts(self))
 
     @property
     def has_absolute_table(self) -> bool:

@@ -13,4 +13,4 @@ from types import SimpleNamespace
 from typing import Any
 
 
-INSTALLED: Any = SimpleNamespace(bundle=None, capabilities=None, checks=None, families=lambda: None, loading=None)
+INSTALLED: Any = SimpleNamespace(bundle=None, capabilities=None, checks=None, families=None, loading=None)

@@ -47,10 +47,11 @@ class RelPosBertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.position_embeddings = build_input(config)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
-        normed = config.embedding_norm
-        self.LayerNorm = nn.LayerNorm(config.norm_size, eps=config.layer_norm_eps) if normed else nn.Identity()
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projects_first = config.embedding_projection == "before_norm"
+        width = config.hidden_size if self.projects_first else size
+        normed = config.embedding_norm
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps) if normed else nn.Identity()
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.embeddings_project = None
         if size != config.hidden_size:
             self.embeddings_project = nn.Linear(size, config.hidden_size, bias=not self.projects_first)
@@ -380,20 +381,17 @@ class RelPosBertEncoder(BertEncoder):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         cache: Cache | None = None,
-        use_cache: bool | None = None,
         layer_inputs: list[torch.Tensor] | None = None,
         real_tokens: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """As BertEncoder's.
+        """As BertEncoder's, without the cache in its outputs.
 
         Args:
             layer_inputs: a list to which the input of every layer is appended, (B, L, D) each, or None.
             kwargs: with `inputs`, the `AttentionInputs` of the layers.
             real_tokens: (B, L), false at padding, for a convolution; None without padding or convolution.
         """
-        cache = one_cache(cache, past_key_values)
         embeddings = hidden_states
         for number, layer in enumerate(self.layer):
             if layer_inputs is not None:
@@ -408,9 +406,7 @@ class RelPosBertEncoder(BertEncoder):
             )
             if number == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, real_tokens)
-        outputs = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states)
-        outputs[CACHE] = cache if use_cache else None
-        return outputs
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states)
 
 
 class RelPosBertPooler(BertPooler):

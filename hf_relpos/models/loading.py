@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 from ..checkpoints.errors import abbreviate
-from ..checkpoints.files import check_local
+from ..checkpoints.files import check_local, is_checkpoint
 from ..host.loader import named_in_reports
 from .installed import INSTALLED
 from .modeling_relpos_bert import RelPosBertPreTrainedModel
@@ -74,12 +74,6 @@ def load(
     return model
 
 
-def _is_given(source: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether tensors, or a file in another format, are given instead of a checkpoint."""
-    given = any(arguments.get(name) is not None for name in ("state_dict", "gguf_file"))
-    return given or not isinstance(source, str | os.PathLike)
-
-
 def hub_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `from_pretrained` that say where on the Hub the files are."""
     return {name: arguments[name] for name in HUB_ARGUMENTS if arguments.get(name) is not None}
@@ -97,7 +91,7 @@ def load_other_architecture(
     Raises:
         ValueError: for a checkpoint that is not supported, or broken, and as `check_encoder`.
     """
-    if _is_given(source, arguments):
+    if not is_checkpoint(source, arguments):
         return None
     try:
         stored, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments(arguments))
@@ -265,10 +259,8 @@ def _common_prefix(missing: list[str], unexpected: list[str]) -> str:
     """The prefix of all missing names in the file; empty if there is no common prefix."""
     # position tables are not reported as unexpected, since old files have unused ones
     cores = [name.removeprefix("bert.") for name in missing if not any(part in name for part in FRESH_PARTS)]
-    if not cores:
-        return ""
-    found = {name.removesuffix(cores[0]) for name in unexpected if name.endswith(f".{cores[0]}")}
-    for prefix in sorted(found):
-        if {f"{prefix}{core}" for core in cores} <= set(unexpected):
+    for name in sorted(unexpected) if cores else ():
+        prefix = name.removesuffix(cores[0])
+        if prefix.endswith(".") and {f"{prefix}{core}" for core in cores} <= set(unexpected):
             return prefix.removesuffix("bert.")
     return ""

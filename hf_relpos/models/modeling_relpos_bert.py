@@ -40,7 +40,6 @@ from ..attention.unpadding import UnpaddedBatch, take_batch
 from ..files import apply_umask
 from ..host.tracing import has_contents, is_traced
 from ..host.transformers import (
-    ALL_ATTENTION_FUNCTIONS,
     CACHE,
     BertOnlyMLMHead,
     BertOnlyNSPHead,
@@ -76,22 +75,13 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     config: RelPosBertConfig
     config_class = RelPosBertConfig
-    base_model_prefix = "bert"
-    supports_gradient_checkpointing = True
-    _supports_flex_attn = True
     _supports_flash_attn = False
     _supports_context_parallel = False  # it would cut the sequence, and computes causal attention without terms only
-    _supports_attention_backend = True
     _no_split_modules = ["RelPosBertEmbeddings", "RelPosBertLayer"]
     # BERT's losses are means over a batch; the Trainer must divide them when it accumulates gradients
     accepts_loss_kwargs = False
     # Transformers ≤ 4.57 saved an unused absolute table, and buffers, with every relative BERT
     _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_embeddings\.weight", r"embeddings\.position_ids"]
-
-    @property
-    def _supports_sdpa(self) -> bool:  # type: ignore[override]  # Transformers only reads it
-        capabilities = INSTALLED.capabilities
-        return capabilities is None or "sdpa" in capabilities.supported_implementations(self.config)
 
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
@@ -121,11 +111,6 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
         Raises:
             ValueError: if the requested backend cannot compute the terms; names those that can.
         """
-        if requested_attention is not None and requested_attention not in [
-            "eager",
-            *ALL_ATTENTION_FUNCTIONS.valid_keys(),
-        ]:
-            return super().get_correct_attn_implementation(requested_attention, is_init_check)  # raises
         capabilities = INSTALLED.capabilities
         if capabilities is not None:
             requested_attention = capabilities.check_attention(self.config, requested_attention)
@@ -181,14 +166,13 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
             del self.config.auto_map
         # classes loaded with `trust_remote_code` would copy their code themselves
         self.config._auto_class = None  # type: ignore[misc]  # of this configuration alone, not of its class
-        auto_class = type(self)._auto_class
-        type(self)._auto_class = None
-        try:
-            super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-        finally:
-            type(self)._auto_class = auto_class
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         if is_main_process:
             apply_umask(Path(save_directory).glob("model*.safetensors"))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Do nothing, since `save_pretrained` writes the code that Transformers would then copy."""
 
     def _get_files_timestamps(self, working_dir: str | os.PathLike[str]) -> dict[str, float]:
         """File times, by which `save_pretrained(push_to_hub=True)` skips old files; the saved code counts as new."""
@@ -233,7 +217,6 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
 
     def __init__(self, config: RelPosBertConfig, add_pooling_layer: bool = True):
         RelPosBertPreTrainedModel.__init__(self, config)
-        self.config = config
         self.gradient_checkpointing = False
         self.embeddings = RelPosBertEmbeddings(config)  # type: ignore[assignment]  # of BERT's it is no subclass
         self.encoder = RelPosBertEncoder(config)
@@ -326,24 +309,21 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         else:
             groups = self._inputs_of_groups(unpadded, sequence, hidden_states)
             hidden_states = unpadded.remove(hidden_states)
-        outputs = self.encoder(
+        states = self.encoder(
             hidden_states,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
             cache=cache,
-            use_cache=use_cache,
             layer_inputs=layer_inputs,
             real_tokens=None if self.encoder.conv is None else tokens_to_convolve(rows, sequence.visibility.documents),
             inputs=AttentionInputs(groups, unpadded, memory),
             **kwargs,
-        )
-        states = outputs.last_hidden_state
+        ).last_hidden_state
         if unpadded is not None:
             states = unpadded.to(states.device).restore(states)
+        cached: dict[str, Any] = {CACHE: cache if use_cache else None}
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
-            last_hidden_state=states,
-            pooler_output=self.pooler(states) if self.pooler is not None else None,
-            **{CACHE: outputs[CACHE] if CACHE in outputs else None},
+            last_hidden_state=states, pooler_output=self.pooler(states) if self.pooler is not None else None, **cached
         )
         if layer_inputs is None:
             return outputs
@@ -409,7 +389,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         found: list[GroupInputs] = []
         for group in batch.groups:
             like = states.new_empty(len(group.rows), group.length, 0)
-            own = sequence.of_group(self.position_inputs, group)
+            # read anew: without padding the rows of a group often are simpler
+            own = read_sequence(self.config, self.position_inputs, sequence.rows.of_group(group))
             found.append(self._group_inputs(own, like, found[0] if found else None, sequence.rows.length))
         return found
 

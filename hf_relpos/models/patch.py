@@ -13,6 +13,7 @@ XLM-RoBERTa's heads. The Auto classes are not changed, since they call one of th
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from threading import RLock
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import AutoConfig, BertConfig, BertModel, BertPreTrainedModel,
 from transformers.utils import logging
 
 from ..schemes.registry import SCHEMES
-from .configuration_relpos_bert import RelPosBertConfig, other_architecture
+from .configuration_relpos_bert import RelPosBertConfig
 from .installed import INSTALLED
 from .loading import hub_arguments, load, load_other_architecture
 from .modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
@@ -42,7 +43,7 @@ OWN_FIELDS = {field.name for field in fields(RelPosBertConfig)} - {field.name fo
 MISSING = object()  # the class inherits the attribute
 
 
-class Patch:
+class Patch(AbstractContextManager["Patch"]):
     """Handle of `patch_transformers`: call `undo()`, or use it as a context manager."""
 
     def undo(self) -> None:
@@ -52,9 +53,6 @@ class Patch:
                 _active.remove(self)
                 if not _active:
                     _restore()
-
-    def __enter__(self) -> "Patch":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()
@@ -116,7 +114,8 @@ def needs_ours(source: Any, fields: dict[str, Any], changes: Mapping[str, Any]) 
     scheme = changes.get("position_embedding_type", fields.get("position_embedding_type"))
     if isinstance(scheme, str) and scheme in SCHEMES and not SCHEMES[scheme].learned_input_table:
         return True
-    return fields.get("model_type", "bert") == "bert" and other_architecture(source, fields) is not None
+    is_bert = fields.get("model_type", "bert") == "bert"
+    return is_bert and INSTALLED.families().config_fields(source, fields) is not None
 
 
 def is_ours(config: Any, changes: Mapping[str, Any]) -> bool:

@@ -179,12 +179,11 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
         raise ValueError(
             f"memory has {len(memory.states)} layers, but the model has {config.num_hidden_layers}; pass its own"
         )
-    shapes = {tuple(state.shape) for state in memory.states}
-    if shapes != {(rows, length, config.hidden_size)}:
+    shapes, expected = {tuple(state.shape) for state in memory.states}, (rows, length, config.hidden_size)
+    if shapes != {expected}:
         raise ValueError(
-            f"memory has states of shape {', '.join(map(str, shapes))}; with a mask of shape {(rows, length)} and "
-            f"hidden_size = {config.hidden_size} they have {(rows, length, config.hidden_size)}; does it come from "
-            "another model?"
+            f"memory has states of shapes {shapes}, and hidden_size = {config.hidden_size} needs {expected}; does it "
+            "come from another model?"
         )
     if rows != batch:
         raise ValueError(f"memory has {rows} rows, but the segment has {batch}; select rows with memory.select(rows)")

@@ -34,19 +34,18 @@ class PositionInputs:
         required: required inputs of `forward`: `grid`, `relation_ids`.
         absolute: whether terms depend on absolute positions, not only on offsets.
         terms: whether there are terms at all.
-        scheme: name of the scheme, for messages.
     """
 
     required: frozenset[str]
     absolute: bool
     terms: bool
-    scheme: str
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "PositionInputs":
         """The inputs that the scheme of a RelPosBertConfig reads."""
-        terms = any(scheme.relative or scheme.uses_absolute_positions for scheme, _ in scheme_parts(config))
-        return cls(config.required_inputs, config.uses_absolute_positions, terms, config.position_scheme_name)
+        schemes = [scheme for scheme, _ in scheme_parts(config)]
+        absolute = any(scheme.uses_absolute_positions for scheme in schemes)
+        return cls(config.required_inputs, absolute, absolute or any(scheme.relative for scheme in schemes))
 
 
 class Rows(NamedTuple):
@@ -111,10 +110,6 @@ class SequenceMetadata:
     context: AttentionContext
     visibility: Visibility
     cache: Cache | None = None
-
-    def of_group(self, inputs: PositionInputs, group: RowGroup) -> "SequenceMetadata":
-        """The rows of a group of an unpadded batch, read anew: without padding they often are simpler."""
-        return read_sequence(self.config, inputs, self.rows.of_group(group))
 
     def mask(self, states: torch.Tensor) -> torch.Tensor | LazyMask | BlockMask | None:
         """The attention mask of the call, for the backend of the configuration: `window_mask`, or `tensor_mask`.
@@ -223,7 +218,7 @@ def read_sequence(
         is_empty = isinstance(cache, DynamicCache) and isinstance(past_length, int) and past_length == 0
         if memory is not None or not is_empty:
             rows = rows._replace(position_ids=None)
-    grid, position_ids = _grid_and_ids(inputs, rows)
+    grid, position_ids = _grid_and_ids(inputs, rows, config.position_scheme_name)
     tokens = TokenInputs(grid, rows.token_type_ids, rows.relation_ids, sequence.visibility.is_token)
     sequence = replace(sequence, context=replace(sequence.context, tokens=tokens))
     if memory is not None:
@@ -235,7 +230,7 @@ def read_sequence(
     return sequence
 
 
-def _grid_and_ids(inputs: PositionInputs, rows: Rows) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _grid_and_ids(inputs: PositionInputs, rows: Rows, scheme: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The grid, (B, L, 2), and the position ids, (B or 1, L); each may be None."""
     position_ids, batch, length = rows.position_ids, rows.batch, rows.length
     shape = None if position_ids is None else tuple(position_ids.shape)
@@ -245,20 +240,18 @@ def _grid_and_ids(inputs: PositionInputs, rows: Rows) -> tuple[torch.Tensor | No
         )
     if "relation_ids" in inputs.required and rows.relation_ids is None:
         raise ValueError(
-            f"position_embedding_type = {inputs.scheme!r} needs relation_ids of shape (batch, length, length): the "
+            f"position_embedding_type = {scheme!r} needs relation_ids of shape (batch, length, length): the "
             "label of the edge from each token to each other"
         )
     if "grid" in inputs.required:
         if position_ids is None or shape is None or len(shape) != 3 or shape[2] != 2:
             raise ValueError(
-                f"position_embedding_type = {inputs.scheme!r} needs position_ids of shape (batch, length, 2)"
+                f"position_embedding_type = {scheme!r} needs position_ids of shape (batch, length, 2)"
                 f"{'' if shape is None else f', not {shape}'}: the row and column of each token"
             )
         return position_ids.expand(batch, -1, -1), None
     if shape is not None and len(shape) == 3:
-        raise ValueError(
-            f"position_ids has shape {shape}; position_embedding_type = {inputs.scheme!r} takes (batch, length)"
-        )
+        raise ValueError(f"position_ids has shape {shape}; position_embedding_type = {scheme!r} takes (batch, length)")
     return None, position_ids
 
 

@@ -28,7 +28,7 @@ from ...schemes.scheme import Scheme
 from ...version import __version__
 from .. import layers, modeling_relpos_bert as modeling
 from ..configuration_relpos_bert import RelPosBertConfig
-from ..sequence import Rows, SequenceMetadata
+from ..sequence import Rows
 from . import stand_ins
 from .remote_code import CONFIGURATION, MODELING, NoCodeError
 
@@ -51,11 +51,11 @@ SPDX-License-Identifier: Apache-2.0
 # Methods that only the package has: they check, read other checkpoints, or are not called by the saved code.
 PACKAGE_ONLY = (
     AttentionCall.scores,
-    *(Rows.of_group, SequenceMetadata.of_group),
+    Rows.of_group,
     *(RelPosBertConfig.from_bert, RelPosBertConfig.from_dict, RelPosBertConfig.from_json_file),
     *(RelPosBertConfig.get_config_dict, RelPosBertConfig.has_absolute_table),
     *(modeling.RelPosBertModel._inputs_of_groups, modeling.RelPosBertModel._terms_of_all_layers),
-    *(modeling.RelPosBertPreTrainedModel._supports_sdpa, modeling.RelPosBertPreTrainedModel.from_pretrained),
+    modeling.RelPosBertPreTrainedModel.from_pretrained,
     layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
     *(Scheme.is_symmetric_with, Scheme.memory_unsupported_reason, Scheme.options_for_length),
@@ -195,14 +195,11 @@ def _defined(statement: ast.stmt) -> tuple[str, ...]:
     """Names that a top-level statement defines."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return (statement.name,)
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return tuple(
-        node.id
-        for target in targets
-        if isinstance(target, ast.Name | ast.Tuple)
-        for node in ast.walk(target)
-        if isinstance(node, ast.Name)
-    )
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return ()
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    names = [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+    return tuple(node.id for node in names if isinstance(node.ctx, ast.Store))
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -292,7 +289,10 @@ def _file(
         # the first of equal ones
         kept = [each for each in in_order[module.name] if not each.names or names[each.names[0]] is each]
         sources = [changed.get(each.names[0], each.source) if each.names else each.source for each in kept]
-        parts.append("\n" + _heading(module) + "\n\n\n" + "\n".join(sources).strip("\n"))
+        path = module.name.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py"
+        docstring = "\n".join(f"# {line}".rstrip() for line in module.docstring.splitlines())
+        heading = f"# {path} ".ljust(WIDTH, "-")
+        parts.append(f"\n{heading}\n#\n{docstring}\n\n\n" + "\n".join(sources).strip("\n"))
     public = "".join(f'    "{name}",\n' for name in sys.modules[entry].__all__)
     return "\n\n".join(parts) + f"\n\n\n__all__ = [\n{public}]\n"
 
@@ -300,12 +300,8 @@ def _file(
 def _claim(names: dict[str, Any], name: str, meaning: Any) -> None:
     """Record the meaning of a name in a file, unless it has another one already, or hides a builtin."""
     other = names.setdefault(name, meaning)
-    alike = (
-        isinstance(other, Definition)
-        and isinstance(meaning, Definition)
-        and other.source.strip() == meaning.source.strip()
-    )
-    if other != meaning and not alike:
+    sources = {each.source.strip() if isinstance(each, Definition) else each for each in (other, meaning)}
+    if len(sources) > 1:
         raise BundleError(f"{name} is both {_where(other)} and {_where(meaning)}; rename one of them")
     if hasattr(builtins, name):
         raise BundleError(f"{name}, {_where(meaning)}, hides a builtin; rename it")
@@ -335,10 +331,3 @@ def _from(module: str, names: list[str]) -> str:
         return line
     listed = textwrap.fill(", ".join(names) + ",", WIDTH, initial_indent="    ", subsequent_indent="    ")
     return f"from {module} import (\n{listed}\n)"
-
-
-def _heading(module: Module) -> str:
-    """Comment that marks the beginning of a module."""
-    path = module.name.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py"
-    docstring = [f"# {line}".rstrip() for line in module.docstring.splitlines()]
-    return "\n".join([f"# {path} ".ljust(WIDTH, "-"), "#", *docstring])
