@@ -1,8 +1,8 @@
 """Copies of weights that layers keep, rounded or packed, follow each change of the weight."""
 
 import copy
+import importlib
 import pickle
-import sys
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not has_packed_weights(), reason="this PyTorch d
 @pytest.fixture(autouse=True)
 def packed(monkeypatch):
     """Weights are packed on any machine."""
-    for module in (cpu_gemm, low_precision, sys.modules["hf_relpos.live.optimize"]):
+    for module in (cpu_gemm, low_precision, importlib.import_module("hf_relpos.live.optimize")):
         monkeypatch.setattr(module, "packed_rows", lambda *dtype: ROWS)
 
 
@@ -61,7 +61,7 @@ CHANGES = {
 def test_cached_weights_follow_a_change(kind, made, change):
     torch.manual_seed(0)
     with torch.inference_mode() if made == "in inference mode" else torch.no_grad():
-        layer, rows = kind(300, 300), torch.randn(6, 300)
+        layer, rows = kind(300, 300).eval(), torch.randn(6, 300)
         if made == "transposed":
             layer.weight = nn.Parameter(layer.weight.t().contiguous().t())
         for _ in range(3):
@@ -69,7 +69,7 @@ def test_cached_weights_follow_a_change(kind, made, change):
         value = vars(layer)[ATTRIBUTE][2]
         assert value.layout == torch._mkldnn if kind is not Int8Linear else value.matrix.dtype == torch.int8
         CHANGES[change](layer)
-        fresh = kind(300, 300)
+        fresh = kind(300, 300).eval()
         fresh.weight, fresh.bias = nn.Parameter(layer.weight.clone()), layer.bias  # in the same layout
         for _ in range(3):  # with the plain weight, which is then packed
             torch.testing.assert_close(layer(rows), fresh(rows), rtol=1e-6, atol=2e-6)
@@ -79,7 +79,7 @@ def test_cached_weights_follow_a_change(kind, made, change):
 @torch.no_grad()
 def test_cached_weights_of_small_layers_follow_a_single_element():
     assert 256 * 256 == WHOLE
-    layer, rows = Int8Linear(256, 256), torch.randn(6, 256)
+    layer, rows = Int8Linear(256, 256).eval(), torch.randn(6, 256)
     before = layer(rows)
     layer.weight.data[37, 91] += 10
     assert not torch.equal(layer(rows), before)

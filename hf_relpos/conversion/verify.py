@@ -138,8 +138,8 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     tensors = {**model.state_dict(), **source.tensors}
     tensors |= {name: torch.cat([front, source.tensors[name]]) for name, front in source.cut.items()}
     if (terms := spec.legacy_terms) is not None:
-        positions, prefix = stock.base_model.embeddings.position_embeddings.weight, "" if base else "bert."
-        tensors[f"{prefix}embeddings.position_embeddings.weight"] = torch.zeros_like(positions)
+        stock.base_model.embeddings.position_embeddings = NoPositions()
+        prefix = "" if base else "bert."
         for number, layer in enumerate(stock.base_model.encoder.layer):
             table = source.tensors.get(f"{prefix}encoder.layer.{number}.attention.self.distance_embedding.weight")
             layer.attention.self = LegacySelfAttention(layer.attention.self, terms, spec.positions.options, table)
@@ -160,6 +160,14 @@ def under_own_names(
     """
     base = spec.architecture == "BertModel"
     return spec.pack({name: tensors[spec.rename(name, base)[0]] for name in spec.unpack(own)})
+
+
+class NoPositions(nn.Module):
+    """Placeholder for the absolute position embeddings of a model without them."""
+
+    def forward(self, position_ids: torch.Tensor) -> float:
+        """Zero, which is added to the embeddings."""
+        return 0.0
 
 
 class LegacySelfAttention(nn.Module):
