@@ -41,10 +41,7 @@ def pytest_configure(config):
         "covering(strength, every_scheme=True): without --full, a covering array of the cases (selection.py)",
         "full: runs with --full only",
         "heavy: takes long, so it is started early",
-        *(
-            f"{tier}: runs with -m {tier}, with --full, or asked for by file (selection.py)"
-            for tier in selection.TIERS
-        ),
+        *(f"{tier}: runs with -m {tier}, --full, or asked for by file (selection.py)" for tier in selection.TIERS),
     ):
         config.addinivalue_line("markers", line)
     named = any("::" in argument for argument in config.args)  # a test that is asked for by name runs

@@ -37,13 +37,9 @@ class Hub:
         # whatever goes elsewhere ends here too, with a 501 and a line in `requests`
         self.env |= {"http_proxy": self.url, "https_proxy": self.url, "no_proxy": "127.0.0.1"}
         self.env |= {"HF_ENDPOINT": self.url, "HF_TOKEN": self.token, "HF_HOME": str(folder / "home")}
-        for switch in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"):
-            self.env[switch] = "1"
-        self.env |= {
-            "DISABLE_SAFETENSORS_CONVERSION": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        disabled = [f"HF_HUB_DISABLE_{name}" for name in ("XET", "TELEMETRY", "PROGRESS_BARS")]
+        self.env |= dict.fromkeys([*disabled, "DISABLE_SAFETENSORS_CONVERSION"], "1")
+        self.env |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
         self.env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.env.setdefault("OMP_NUM_THREADS", "1")
 
@@ -61,12 +57,7 @@ class Hub:
         return self.server.requests
 
     def run(
-        self,
-        code: str,
-        *,
-        without: tuple[str, ...] = ("hf_relpos",),
-        extra_env: dict[str, str | None] | None = None,
-        timeout: float = 300,
+        self, code: str, *, without: tuple[str, ...] = ("hf_relpos",), extra_env: dict[str, str | None] | None = None
     ) -> subprocess.CompletedProcess:
         """Run Python code in a fresh process with empty caches, where the modules `without` cannot be imported.
 
@@ -78,16 +69,11 @@ class Hub:
         (folder / "work").mkdir()
         script = folder / "client.py"
         script.write_text(textwrap.dedent(code), encoding="utf-8")
-        env = self.env | {"HF_HOME": str(folder / "home")} | (extra_env or {})
-        done = subprocess.run(
-            [sys.executable, "-c", RUNNER, str(script), *without],
-            env={key: value for key, value in env.items() if value is not None},
-            cwd=folder / "work",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        given = self.env | {"HF_HOME": str(folder / "home")} | (extra_env or {})
+        env = {key: value for key, value in given.items() if value is not None}
+        command = [sys.executable, "-c", RUNNER, str(script), *without]
+        how = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
+        done = subprocess.run(command, env=env, cwd=folder / "work", **how)
         if done.returncode:
             last = "\n".join(f"{r.status} {r.method} {r.path}" for r in self.requests[-10:])
             output = f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}\n--- last requests\n{last}"

@@ -59,10 +59,7 @@ FIELDS = {
 STILL = {"cape": {"max_global_shift": 0.0, "max_local_shift": 0.0, "max_global_scaling": 1.0}}
 CASES: dict[str, dict] = {
     **{name: {"position_embedding_type": name, "position_options": STILL.get(name)} for name in SCHEMES},
-    **{
-        name: {"position_embedding_type": scheme, "position_options": more}
-        for name, (scheme, more) in VARIANTS.items()
-    },
+    **{name: {"position_embedding_type": kind, "position_options": more} for name, (kind, more) in VARIANTS.items()},
     **FIELDS,
 }
 
@@ -170,11 +167,8 @@ def sharded_by_transformers(case: str, folder: Path, batch, expected) -> dict[st
     return figures | saved(model, make_model(case), folder / "saved")
 
 
-ENGINES = {
-    "DistributedDataParallel": data_parallel,
-    "FSDP2": fully_sharded,
-    "FSDP2 by DistributedConfig": sharded_by_transformers,
-}
+ENGINES = {"DistributedDataParallel": data_parallel, "FSDP2": fully_sharded}
+ENGINES |= {"FSDP2 by DistributedConfig": sharded_by_transformers}
 
 
 def agreed(figures: dict[str, float]) -> dict[str, float]:

@@ -24,9 +24,8 @@ def _scale(query_layer, scale_factor):
 
 
 def _normalised(self, hidden_states):
-    return nn.functional.layer_norm(
-        hidden_states, hidden_states.shape[-1:], self.weight, self.bias, self.variance_epsilon
-    )
+    size = hidden_states.shape[-1:]
+    return nn.functional.layer_norm(hidden_states, size, self.weight, self.bias, self.variance_epsilon)
 
 
 def _sinusoids(positions, width):

@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from errors import raises
-from folders import assert_not_converted
+from folders import assert_not_converted, edit_tensors
 from launching import run_command
 
 from hf_relpos import RelPosBertModel
@@ -52,14 +53,12 @@ def rewritten(part="", **fields):
     return spoil
 
 
-def edited(change):
-    """A change of the bytes of the weights."""
-    return lambda folder: (folder / WEIGHTS).write_bytes(change((folder / WEIGHTS).read_bytes()))
+def edited(change, file=WEIGHTS):
+    """A change of the bytes of the weights, or of another file."""
+    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
 
 
-def config(change):
-    """A change of the bytes of config.json."""
-    return lambda folder: (folder / "config.json").write_bytes(change((folder / "config.json").read_bytes()))
+config = partial(edited, file="config.json")
 
 
 def index(change):
@@ -206,12 +205,11 @@ def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, sp
 
 
 def test_weights_that_are_not_finite_are_not_measured(tmp_path, checkpoints):
-    model = RelPosBertModel.from_pretrained(checkpoints / "ours")
-    with torch.no_grad():
-        model.encoder.layer[0].output.dense.bias[0] = float("nan")
-    model.save_pretrained(tmp_path)
+    folder = Path(shutil.copytree(checkpoints / "ours", tmp_path / "checkpoint"))
+    with edit_tensors(folder) as tensors:
+        tensors["bert.encoder.layer.0.output.dense.bias"][0] = float("nan")
     with pytest.raises(ValueError, match=r"output\.dense\.bias holds NaN or infinite values"):
-        load_model(tmp_path)
+        load_model(folder)
 
 
 # Links ---------------------------------------------------------------------------------------------------------------

@@ -45,18 +45,10 @@ def source(tmp_path_factory):
 def learnt(source, tmp_path_factory):
     """The tiny BERT converted with text: folder and report."""
     out = tmp_path_factory.mktemp("learnt") / "out"
+    given = {"method": "distil", "texts": source.parent / "text.txt", "method_options": OPTIONS, "seed": 3}
+    given |= {"position_embedding_type": "tables", "position_options": {"out_of_range": "zero"}}
     with pytest.warns(UserWarning, match="only .* tokens"):
-        report = convert(
-            source,
-            out,
-            method="distil",
-            position_embedding_type="tables",
-            position_options={"out_of_range": "zero"},
-            texts=source.parent / "text.txt",
-            method_options=OPTIONS,
-            seed=3,
-        )
-    return out, report
+        return out, convert(source, out, **given)
 
 
 def card_of(folder):
@@ -91,15 +83,9 @@ def test_the_card_of_what_learnt_from_text(source, learnt):
 @pytest.mark.parametrize("window", [None, 10, 64])
 def test_what_is_said_of_long_texts_is_what_was_measured(source, tmp_path, window):
     """Report, verdict and card of a conversion for 64 tokens, of which the source reads 32."""
+    given = {"texts": source.parent / "text.txt", "method_options": {**OPTIONS, "length": 64, "window": window}}
     with pytest.warns(UserWarning):
-        report = convert(
-            source,
-            tmp_path / "out",
-            position_embedding_type="relative_key",
-            method="distil",
-            texts=source.parent / "text.txt",
-            method_options={**OPTIONS, "length": 64, "window": window},
-        )
+        report = convert(source, tmp_path / "out", position_embedding_type="relative_key", method="distil", **given)
     card, longest = card_of(tmp_path / "out").text, report.fidelity.lengths[-1]
     assert longest.length == 64 and longest.reference != "teacher"
     assert f"{longest.token_cosine:.2f} at 64" in report.verdict
@@ -140,10 +126,8 @@ def test_what_the_card_says_loads(learnt):
 def test_the_card_of_a_sentence_encoder(source, tmp_path):
     """Longer texts need a window and a length."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    stock = tmp_path / "stock"
-    encoder = sentence_transformers.SentenceTransformer(str(CHECKPOINT), device="cpu")
-    encoder.save(str(stock))
-    convert(stock, tmp_path / "out", method="drop")
+    sentence_transformers.SentenceTransformer(str(CHECKPOINT), device="cpu").save(str(tmp_path / "stock"))
+    convert(tmp_path / "stock", tmp_path / "out", method="drop")
     (code,) = snippets(tmp_path / "out")
     scope = {}
     exec(code, scope)
@@ -191,18 +175,18 @@ def test_the_card_of_a_folder_without_code_and_tokenizer(source, tmp_path):
     assert "okenizer" not in "".join(snippets(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(
-    "card, found",
-    [
-        (None, {}),
-        ("no front matter", {}),
-        ("---\nlicense: [\n---\n", {}),
-        ("---\n- a\n- list\n---\n", {}),
-        ("---\nlicense: {a: 1}\nlanguage: en\n---\n", {"language": "en"}),
-        ("---\nlicense: other\nlicense_name: own\nlicense_link: x\ntags: [a]\n---\n", 3),
-        (b"---\nlicense: \xff\n---\n", {}),
-    ],
-)
+CARDS = [
+    (None, {}),
+    ("no front matter", {}),
+    ("---\nlicense: [\n---\n", {}),
+    ("---\n- a\n- list\n---\n", {}),
+    ("---\nlicense: {a: 1}\nlanguage: en\n---\n", {"language": "en"}),
+    ("---\nlicense: other\nlicense_name: own\nlicense_link: x\ntags: [a]\n---\n", 3),
+    (b"---\nlicense: \xff\n---\n", {}),
+]
+
+
+@pytest.mark.parametrize("card, found", CARDS)
 def test_cards_of_sources(tmp_path, card, found):
     if card is not None:
         (tmp_path / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())

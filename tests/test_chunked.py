@@ -5,11 +5,12 @@ import itertools
 
 import pytest
 import torch
+from computed import Computed
 from errors import raises
 from launching import run_command
 from oracles import ON_TOKENS, extra_inputs, padding, stir, tiny_config, tiny_model
 from selection import thinned
-from test_formula import ALL, LargestTensor as Largest, clipped, combination_id, random_terms
+from test_formula import ALL, clipped, combination_id, random_terms
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from hf_relpos import (
@@ -191,13 +192,11 @@ def test_gradients_are_finite_differences(mask):
         assert found == pytest.approx(float((gradient * direction).sum()), rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    "length, keys, start", [(63, 63, 0), (100, 100, 0), (50, 111, 61), (1, 70, 69), (111, 140, 0)]
-)
-def test_causal_without_a_mask(length, keys, start):
+@pytest.mark.parametrize("counts", [(63, 63, 0), (100, 100, 0), (50, 111, 61), (1, 70, 69), (111, 140, 0)])
+def test_causal_without_a_mask(counts):
     """Also with keys from a cache, and a static one that is not full."""
     terms, _ = random_terms(ALL, shared=False)
-    assert_eagers(vectors(length, keys), terms, AttentionContext(length, keys, start), causal=True)
+    assert_eagers(vectors(*counts[:2]), terms, AttentionContext(*counts), causal=True)
 
 
 def wide_terms(chosen, dtype):
@@ -209,11 +208,11 @@ def wide_terms(chosen, dtype):
     return Terms(**terms)
 
 
-@pytest.mark.parametrize(
-    "dtype, native",
-    [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)],
-    ids=["fp32", "bf16", "bf16 by fp32"],
-)
+# The dtype, and whether the processor multiplies in bfloat16.
+PRECISIONS = {"fp32": (torch.float32, True), "bf16": (torch.bfloat16, True), "bf16 by fp32": (torch.bfloat16, False)}
+
+
+@pytest.mark.parametrize("dtype, native", PRECISIONS.values(), ids=PRECISIONS)
 @pytest.mark.parametrize("mask", ["none", "padding", "window"])
 @pytest.mark.parametrize("chosen", ["A", "B", "c", "V", "ABcV"])
 def test_error_is_at_most_twice_eagers(chosen, mask, dtype, native, monkeypatch):
@@ -269,9 +268,9 @@ def test_memory_is_linear_in_the_length():
     terms, _ = random_terms(ALL, shared=True)
     tensors, context = vectors(length, length), AttentionContext(length, length)
     mask = padding([length, length // 2], length)[:, None, None, :]
-    with Largest() as seen:
+    with Computed() as seen:
         run("chunked", tensors, terms, context, mask)
-    assert seen.elements <= 8 * BATCH * HEADS * length * SIZE < length * length // 4
+    assert seen.largest <= 8 * BATCH * HEADS * length * SIZE < length * length // 4
 
 
 class Multiplications(torch.utils._python_dispatch.TorchDispatchMode):
@@ -578,23 +577,23 @@ def described(terms=None, length=64, dtype=torch.float32, device=CPU, size=64, c
 VALUE_TERM = random_terms(frozenset("V"), True)[0]
 
 
-@pytest.mark.parametrize(
-    "taken, why, changes",
-    [
-        ("chunked", "", {}),
-        ("chunked", "", {"terms": VALUE_TERM}),
-        ("chunked", "", {"terms": Terms(), "dropout": 0.1}),
-        ("sdpa", "too few", {"length": 32}),
-        ("eager", "too few", {"terms": VALUE_TERM, "length": 32}),
-        ("eager", "returns attention weights", {"output_weights": True}),
-        ("sdpa", "float16", {"dtype": torch.float16}),
-        ("sdpa", "not a boolean tensor", {"mask": torch.zeros(4, 1, 512, 512)}),
-        ("sdpa", "too close to 1", {"dropout": 1.0}),
-        ("sdpa", "no terms", {"terms": Terms()}),
-        ("sdpa", "chunks are for the CPU", {"device": torch.device("mps")}),
-        ("eager", "chunks are for the CPU", {"terms": VALUE_TERM, "device": torch.device("mps")}),
-    ],
-)
+CHOICES = [
+    ("chunked", "", {}),
+    ("chunked", "", {"terms": VALUE_TERM}),
+    ("chunked", "", {"terms": Terms(), "dropout": 0.1}),
+    ("sdpa", "too few", {"length": 32}),
+    ("eager", "too few", {"terms": VALUE_TERM, "length": 32}),
+    ("eager", "returns attention weights", {"output_weights": True}),
+    ("sdpa", "float16", {"dtype": torch.float16}),
+    ("sdpa", "not a boolean tensor", {"mask": torch.zeros(4, 1, 512, 512)}),
+    ("sdpa", "too close to 1", {"dropout": 1.0}),
+    ("sdpa", "no terms", {"terms": Terms()}),
+    ("sdpa", "chunks are for the CPU", {"device": torch.device("mps")}),
+    ("eager", "chunks are for the CPU", {"terms": VALUE_TERM, "device": torch.device("mps")}),
+]
+
+
+@pytest.mark.parametrize("taken, why, changes", CHOICES)
 def test_what_is_chosen(taken, why, changes, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(backend_chunked, "bmm_library", lambda: Library(100.0, 90.0, 1e-7, 1e-7))

@@ -53,10 +53,8 @@ def started(*arguments, **settings):
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **settings)
 
 
-some_commands = pytest.mark.parametrize(
-    "command",
-    ["convert --help", *(pytest.param(each, marks=pytest.mark.slow) for each in ("schemes", "schemes --json -"))],
-)
+SLOW = [pytest.param(command, marks=pytest.mark.slow) for command in ("schemes", "schemes --json -")]
+some_commands = pytest.mark.parametrize("command", ["convert --help", *SLOW])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="writes to /dev/full, which only Linux has")
@@ -85,9 +83,8 @@ def test_convert(source, tmp_path):
     config = AutoModel.from_pretrained(out).config
     assert config.position_embedding_type == "shaw" and config.position_options == {"clip": 4}
     assert not config.has_absolute_table
-    for words in ("RelPosBertModel", "(clip = 4)", str(out)):  # and no option that was not given
-        assert words in result.output
-    for words in ("from_pretrained", "until you train it", f"compare {source} {out}", f"hf upload USER/NAME {out}"):
+    said = ["RelPosBertModel", "(clip = 4)", str(out), "from_pretrained"]  # and no option that was not given
+    for words in (*said, "until you train it", f"compare {source} {out}", f"hf upload USER/NAME {out}"):
         assert words in result.output
     assert "Traceback" not in result.output and "Loading weights" not in result.output
 
@@ -99,29 +96,29 @@ def test_convert_by_default_keeps_and_says_how_exactly(source, tmp_path):
     assert "keep" in result.output and "relative_key" in result.output and f"{difference:.1e}" in result.output
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--scheme", "bias"], "--scheme 'bias'"),
-        (["--option", "clip=-1"], "--option clip=-1"),
-        (["--option", "clip"], "--option 'clip'"),
-        (["--method", "guess"], "--method 'guess'"),
-        (["--method-option", "steps"], "--method-option 'steps'"),
-        (["--method-option", "steps=3"], "--method-option steps=3: it is an option of method = 'distil'"),
-        (["--scheme", "t5", "--scheme", "shaw"], "--scheme is given more than once"),
-        (["--option", "clip=3", "--option", "clip=4"], "--option clip= is given more than once"),
-        (["--method", "distil"], "--method 'distil' requires `texts` (--text"),
-        (["--method", "keep", "--text", "some.txt"], "--text 'some.txt': there is no such file"),
-        (["--method", "keep", "--text", __file__], "ends in '.py'"),
-        (["--method", "distil", "--text", ""], "--text '' is not a path"),
-        (["--architecture", "GPT2"], "--architecture 'GPT2'"),
-        (["--revision", "main"], "--revision 'main'"),
-        (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
-        (["--scheme", "shaw", "--option", "clib=4"], "did you mean 'clip'?"),
-        (["--method", "distill"], "did you mean 'distil'?"),
-        (["--method", "distil", "--text", ".", "--method-option", "step=9"], "did you mean 'steps'?"),
-    ],
-)
+ERRORS = [
+    (["--scheme", "bias"], "--scheme 'bias'"),
+    (["--option", "clip=-1"], "--option clip=-1"),
+    (["--option", "clip"], "--option 'clip'"),
+    (["--method", "guess"], "--method 'guess'"),
+    (["--method-option", "steps"], "--method-option 'steps'"),
+    (["--method-option", "steps=3"], "--method-option steps=3: it is an option of method = 'distil'"),
+    (["--scheme", "t5", "--scheme", "shaw"], "--scheme is given more than once"),
+    (["--option", "clip=3", "--option", "clip=4"], "--option clip= is given more than once"),
+    (["--method", "distil"], "--method 'distil' requires `texts` (--text"),
+    (["--method", "keep", "--text", "some.txt"], "--text 'some.txt': there is no such file"),
+    (["--method", "keep", "--text", __file__], "ends in '.py'"),
+    (["--method", "distil", "--text", ""], "--text '' is not a path"),
+    (["--architecture", "GPT2"], "--architecture 'GPT2'"),
+    (["--revision", "main"], "--revision 'main'"),
+    (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
+    (["--scheme", "shaw", "--option", "clib=4"], "did you mean 'clip'?"),
+    (["--method", "distill"], "did you mean 'distil'?"),
+    (["--method", "distil", "--text", ".", "--method-option", "step=9"], "did you mean 'steps'?"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", ERRORS)
 def test_errors_are_text_and_exit_code_2(source, tmp_path, arguments, words):
     result = run("convert", source, tmp_path / "out", *arguments)
     assert result.exit_code == 2 and not result.stdout
@@ -182,9 +179,7 @@ def test_schemes(monkeypatch):
     rows = [line for line in result.output.splitlines() if line.strip() and line.split()[0] in SCHEMES]
     assert [row.split()[0] for row in rows][:2] == ["harmonic", "relative_key"]  # by use
     said = {row.split()[0]: row for row in rows}
-    assert re.search(r"yes +computed +yes", said["harmonic"]) and re.search(
-        r"yes +last row +yes", said["relative_key"]
-    )
+    assert re.search("yes +computed +yes", said["harmonic"]) and re.search("yes +last row +yes", said["relative_key"])
     assert re.search(r"no +computed +no", said["alibi"]) and re.search(r"yes +error +no", said["absolute"])
     assert all(scheme.summary and scheme.source not in result.output for scheme in SCHEMES.values())
     assert set(SCHEMES) <= {line.split()[0] for line in result.output.splitlines() if line.strip()}
@@ -197,19 +192,19 @@ def test_schemes(monkeypatch):
     assert wrong.exit_code == 2 and "'relativ_key' is unknown (did you mean 'relative_key'?)" in wrong.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments, status, words",
-    [
-        ("--help", 0, "schemes"),
-        ("convert no/such/folder OUT", 2, "source = 'no/such/folder': there is no such folder"),
-        ("inspect ~nobody/bert", 2, "source = '~nobody/bert': there is no such folder"),
-        ("compare a/b c/d --text no.txt", 2, "--text 'no.txt': there is no such file"),
-        ("export . .", 2, "Error: out = '.' exists"),
-        ("convert a/b .", 2, "Error: out = '.' exists"),
-        ("demo --out .", 2, "Error: --out '.' exists"),
-        ("schemes --json no/such/file.json", 2, "no/such"),
-    ],
-)
+WITHOUT_TORCH = [
+    ("--help", 0, "schemes"),
+    ("convert no/such/folder OUT", 2, "source = 'no/such/folder': there is no such folder"),
+    ("inspect ~nobody/bert", 2, "source = '~nobody/bert': there is no such folder"),
+    ("compare a/b c/d --text no.txt", 2, "--text 'no.txt': there is no such file"),
+    ("export . .", 2, "Error: out = '.' exists"),
+    ("convert a/b .", 2, "Error: out = '.' exists"),
+    ("demo --out .", 2, "Error: --out '.' exists"),
+    ("schemes --json no/such/file.json", 2, "no/such"),
+]
+
+
+@pytest.mark.parametrize("arguments, status, words", WITHOUT_TORCH)
 def test_help_and_mistyped_paths_need_neither_torch_nor_transformers(arguments, status, words):
     code = (
         "import sys\n"
@@ -323,11 +318,8 @@ def test_tables_fit_the_terminal(command, columns, monkeypatch):
 
 
 def test_the_nearest_name_is_said(source, tmp_path):
-    for arguments, words in (
-        (["convert", source, tmp_path / "[out]", "--shceme", "shaw"], "--scheme"),
-        (["convrt"], "convert"),
-    ):
+    none = str(tmp_path / "[none]")
+    misspelt, missing = ["convert", source, none, "--shceme", "shaw"], ["convert", none, tmp_path / "out"]
+    for arguments, words in ((misspelt, "--scheme"), (["convrt"], "convert"), (missing, none)):
         result = run(*arguments)
         assert result.exit_code == 2 and words in result.stderr
-    result = run("convert", tmp_path / "[none]", tmp_path / "out")
-    assert result.exit_code == 2 and f"{tmp_path / '[none]'}" in result.stderr

@@ -26,11 +26,8 @@ def width(monkeypatch):
 
 def test_json_has_no_nan(capsys):
     write_json(STDOUT, {"a": [float("nan"), 1.5, (float("inf"),)], "b": {"c": float("-inf")}, "d": "NaN"})
-    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
-        "a": [None, 1.5, [None]],
-        "b": {"c": None},
-        "d": "NaN",
-    }
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": [None, 1.5, [None]], "b": {"c": None}, "d": "NaN"}
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +51,12 @@ def folder(tmp_path_factory):
 
 def test_compare(folder, tmp_path):
     out = tmp_path / "out.json"
-    result = run(
-        *("compare", folder / "teacher", folder / "student", "--text", folder / "text.txt", "--lengths", "16,48,128"),
-        *("--json", out, "--tokens", 128),
-    )
+    given = ("--text", folder / "text.txt", "--lengths", "16,48,128", "--json", out, "--tokens", 128)
+    result = run("compare", folder / "teacher", folder / "student", *given)
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
-    assert [(entry["length"], entry["windows"], entry["reference"]) for entry in found["lengths"]] == [
-        (16, 8, "teacher"),
-        (48, 4, "teacher"),
-        (128, 4, "windowed teacher"),
-    ]
+    entries = [(entry["length"], entry["windows"], entry["reference"]) for entry in found["lengths"]]
+    assert entries == [(16, 8, "teacher"), (48, 4, "teacher"), (128, 4, "windowed teacher")]
     assert found["text"] == [str(folder / "text.txt")] and found["unknown"] == 0
     assert found["lengths"][0]["masked"]["tokens"] >= 8
     for words in ("128 *", "Cosine to the source", "Masked tokens, %", f"Verdict: {found['verdict']}."):
@@ -99,21 +91,21 @@ def test_each_stage_is_told_to_its_end(folder):
     assert all(counts == sorted(counts) and counts[-1][0] == counts[-1][1] for counts in told.values())
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ("teacher student --text none.txt", "there is no such file"),
-        ("teacher bare --text text.txt --lengths 8,x", "--lengths '8,x' is not a list of"),
-        ("teacher bare --text text.txt --lengths 2", "--lengths 2 is too short: [CLS] and [SEP]"),
-        ("teacher bare --text text.txt --json no/out.json", "its folder does not exist"),
-        ("bare student --text text.txt", "bare: no tokenizer could be loaded"),
-        ("small student --tokenizer teacher --text text.txt", "the model has vocab_size = 50; give the"),
-        ("nothing student --text text.txt", "nothing: no such folder"),
-        ("teacher student --text text.txt --pooling max", "pooling = 'max'"),
-        ("teacher student --text docs.tsv --field body", "no field 'body' (it has id, text)"),
-        ("teacher student --text docs.tsv", "does not fill one window of 16 tokens"),
-    ],
-)
+ERRORS = [
+    ("teacher student --text none.txt", "there is no such file"),
+    ("teacher bare --text text.txt --lengths 8,x", "--lengths '8,x' is not a list of"),
+    ("teacher bare --text text.txt --lengths 2", "--lengths 2 is too short: [CLS] and [SEP]"),
+    ("teacher bare --text text.txt --json no/out.json", "its folder does not exist"),
+    ("bare student --text text.txt", "bare: no tokenizer could be loaded"),
+    ("small student --tokenizer teacher --text text.txt", "the model has vocab_size = 50; give the"),
+    ("nothing student --text text.txt", "nothing: no such folder"),
+    ("teacher student --text text.txt --pooling max", "pooling = 'max'"),
+    ("teacher student --text docs.tsv --field body", "no field 'body' (it has id, text)"),
+    ("teacher student --text docs.tsv", "does not fill one window of 16 tokens"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", ERRORS)
 def test_errors_are_text_and_exit_code_2(folder, monkeypatch, arguments, words):
     monkeypatch.chdir(folder)
     before = sorted(path.name for path in folder.iterdir())

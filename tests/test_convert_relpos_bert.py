@@ -6,7 +6,7 @@ import pytest
 import torch
 from folders import assert_not_converted
 from oracles import stir, tiny_sizes
-from selection import thinned
+from selection import thinned, with_full
 from transformers import AutoModel
 
 from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
@@ -126,21 +126,13 @@ def write_texts(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source", ["rope", pytest.param("hybrid", marks=pytest.mark.full), pytest.param("nezha", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("source", with_full(["rope"], ["hybrid", "nezha"]))
 def test_a_relative_source_is_distilled(tmp_path, source):
     """For sources that no table can hold, too."""
     hybrid = {"absolute_position_embeddings": True} if source == "hybrid" else {}
     first = own(tmp_path / "one", "alibi" if hybrid else source, **hybrid)
-    report = convert(
-        tmp_path / "one",
-        tmp_path / "two",
-        position_embedding_type="tables",
-        method="distil",
-        texts=write_texts(tmp_path),
-        method_options={"steps": 30, "distil_tokens": 14_000},
-    )
+    given = {"texts": write_texts(tmp_path), "method_options": {"steps": 30, "distil_tokens": 14_000}}
+    report = convert(tmp_path / "one", tmp_path / "two", position_embedding_type="tables", method="distil", **given)
     losses = report.details["distillation"]["losses"]["total"]
     assert losses["end"] < losses["start"]
     assert [entry.length for entry in report.fidelity.lengths] == [16]

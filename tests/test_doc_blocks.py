@@ -36,11 +36,6 @@ SLOW |= {f"docs/{name}.md" for name in ("convert", "evaluate", "long_inputs", "s
 NOT_RUN_COUNT = 15
 
 
-def tokenizer_files():
-    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-    return {name: (CHECKPOINT / name).read_bytes() for name in names}
-
-
 def relative_bert():
     """Weights that Transformers 4.57 wrote."""
     folder = ROOT / "tests" / "fixtures" / "legacy" / "relative_key_query" / "BertForMaskedLM"
@@ -56,7 +51,8 @@ def deberta(folder):
     names = dict(zip(labels.values(), labels, strict=True))
     config = DebertaV2Config(**sizes, **relative, num_labels=3, id2label=names, label2id=labels)
     DebertaV2ForSequenceClassification(config).save_pretrained(folder)
-    return contents(folder) | tokenizer_files()
+    files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+    return contents(folder) | {name: (CHECKPOINT / name).read_bytes() for name in files}
 
 
 def sentence_encoder(folder):
@@ -70,17 +66,14 @@ def sentence_encoder(folder):
 
 def write_texts(folder):
     """The files of a reader: texts, sentence pairs with scores, documents with questions about them."""
-    text = {
-        name: lzma.decompress((CHECKPOINT.parent / "text" / f"{name}.txt.xz").read_bytes()).decode()
-        for name in ("train", "eval")
-    }
+    paths = {name: CHECKPOINT.parent / "text" / f"{name}.txt.xz" for name in ("train", "eval")}
+    text = {name: lzma.decompress(path.read_bytes()).decode() for name, path in paths.items()}
     (folder / "texts.txt").write_text(text["train"], "utf-8")
     (folder / "held-out.txt").write_text(text["eval"][:40_000], "utf-8")
     sentences = [line.strip() for line in text["eval"].split(". ") if 20 < len(line) < 120 and "\n" not in line][:60]
-    pairs = zip(sentences[::2], sentences[1::2], strict=False)
-    (folder / "pairs.tsv").write_text(
-        "score\tsentence1\tsentence2\n" + "".join(f"{i % 6}\t{a}\t{b}\n" for i, (a, b) in enumerate(pairs)), "utf-8"
-    )
+    pairs = enumerate(zip(sentences[::2], sentences[1::2], strict=False))
+    rows = ["score\tsentence1\tsentence2\n", *(f"{i % 6}\t{a}\t{b}\n" for i, (a, b) in pairs)]
+    (folder / "pairs.tsv").write_text("".join(rows), "utf-8")
     paragraphs = [part for part in text["eval"].split("\n\n") if len(part) > 300][:8]
     documents = [{"id": str(number), "text": part} for number, part in enumerate(paragraphs)]
     queries = [{"query": each["text"][:80], "doc": each["id"]} for each in documents]
@@ -114,15 +107,9 @@ def process(tmp_path_factory, request):
             check_elsewhere(interpreter, hub.env, folder)
         path = f"{Path(interpreter).parent}:{hub.env['PATH']}"
         env = hub.env | {"HF_HOME": str(folder / "home"), "PATH": path, "MPLBACKEND": "agg"}
-        running = subprocess.Popen(
-            [interpreter, str(ROOT / "tests" / "doc_blocks.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-            cwd=folder,
-        )
-        with running:
+        command = [interpreter, str(ROOT / "tests" / "doc_blocks.py")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=env, cwd=folder, **pipes) as running:
             yield running
             running.stdin.close()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from folders import edit
-from oracles import stir, tiny_model, tiny_sizes
+from oracles import array, stir, tiny_model, tiny_sizes
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -86,12 +86,9 @@ def test_fidelity_by_loop():
     found = fidelity(teacher, student, {10: windows}).lengths[0]
     tokens, sentences = [], []
     for row in windows:
-        with torch.no_grad():
-            one, other = (model(torch.tensor([row])) for model in (teacher, student))
-        states = [out.last_hidden_state[0].double().numpy() for out in (one, other)]
-        own = [cosine(states[0][i], states[1][i]) for i in range(len(row))]
-        tokens += own
-        sentences.append(cosine(states[0].mean(0), states[1].mean(0)))
+        one, other = (array(model(torch.tensor([row])).last_hidden_state[0]) for model in (teacher, student))
+        tokens += map(cosine, one, other)
+        sentences.append(cosine(one.mean(0), other.mean(0)))
     assert found.token_cosine == pytest.approx(np.mean(tokens), abs=1e-5)
     assert found.sentence_cosine == pytest.approx(np.mean(sentences), abs=1e-5)
 
@@ -159,18 +156,12 @@ def test_windowed_hidden_states_takes_the_most_central_window(total, stride):
         assert (found[place + 1] - read[best][place - starts[best] + 1]).abs().max() < 1e-5
 
 
-def roberta():
-    torch.manual_seed(0)
-    return stir(RobertaModel(RobertaConfig(**{**SIZES, "max_position_embeddings": 18}, pad_token_id=1))).eval()
-
-
 def test_model_max_length():
     assert model_max_length(bert()) == model_max_length(bert(BertForMaskedLM)) == 16
-    assert model_max_length(roberta()) == 16  # of 18 positions, those after the padding id
-    distil = DistilBertModel(
-        DistilBertConfig(dim=24, hidden_dim=32, n_layers=1, n_heads=3, max_position_embeddings=16)
-    )
-    assert model_max_length(distil) == 16
+    roberta = RobertaConfig(**SIZES | {"max_position_embeddings": 18}, pad_token_id=1)
+    assert model_max_length(RobertaModel(roberta)) == 16  # of 18 positions, those after the padding id
+    distil = DistilBertConfig(dim=24, hidden_dim=32, n_layers=1, n_heads=3, max_position_embeddings=16)
+    assert model_max_length(DistilBertModel(distil)) == 16
     assert model_max_length(tiny_model(RelPosBertModel, "alibi")) is None
     assert model_max_length(tiny_model(RelPosBertModel, "absolute")) == 16
     assert model_max_length(tiny_model(RelPosBertModel, "absolute", position_options={"out_of_range": "clip"})) is None
@@ -244,29 +235,16 @@ def entry(length, token, sentence, other_windows=None):
     return LengthFidelity(length, 1, length, reference, token, sentence, [token] * 4, other_windows=other_windows)
 
 
-@pytest.mark.parametrize(
-    "entries, limits, words",
-    [
-        (
-            [entry(64, 0.97, 0.98), entry(256, 0.93, 0.96), entry(512, 0.9, 0.93)],
-            (512, None),
-            "safe up to 256 tokens; usable after fine-tuning up to 512 tokens; not measured beyond 512",
-        ),
-        (
-            [entry(512, 0.97, 0.98), entry(2048, 0.92, 0.9, other_windows=0.941)],
-            (512, None),
-            "safe up to 512 tokens; beyond 512, token cosine to the source's windows: 0.92 at 2,048 (source's own "
-            "windows 0.94)",
-        ),
-        (
-            [entry(16, 0.95, 0.96), entry(64, 0.7, 0.6), entry(128, 0.95, 0.96)],
-            (128, 128),
-            "safe up to 16 tokens; not close at 64 tokens (sentence cosine 0.60); the result reads at most 128",
-        ),
-    ],
-)
-def test_verdict(entries, limits, words):
-    assert verdict(Fidelity(*limits, "mean", entries)) == words
+def test_verdict():
+    fits = Fidelity(512, None, "mean", [entry(64, 0.97, 0.98), entry(256, 0.93, 0.96), entry(512, 0.9, 0.93)])
+    words = "safe up to 256 tokens; usable after fine-tuning up to 512 tokens; not measured beyond 512"
+    assert verdict(fits) == words
+    past = Fidelity(512, None, "mean", [entry(512, 0.97, 0.98), entry(2048, 0.92, 0.9, other_windows=0.941)])
+    words = "safe up to 512 tokens; beyond 512, token cosine to the source's windows: 0.92 at 2,048 "
+    assert verdict(past) == words + "(source's own windows 0.94)"
+    far = Fidelity(128, 128, "mean", [entry(16, 0.95, 0.96), entry(64, 0.7, 0.6), entry(128, 0.95, 0.96)])
+    words = "safe up to 16 tokens; not close at 64 tokens (sentence cosine 0.60); the result reads at most 128"
+    assert verdict(far) == words
 
 
 def test_load_model(tmp_path):

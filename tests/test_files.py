@@ -155,11 +155,9 @@ def test_a_folder_that_is_refused_when_it_is_replaced(tmp_path, taken):
     assert [str(kept[0]) in str(warning.message) for warning in told] == [True] * taken
 
 
-@pytest.mark.parametrize(
-    "code, words", [(errno.ENOSPC, "free some space"), (errno.EROFS, "check that it is writable")]
-)
+@pytest.mark.parametrize("code, said", [(errno.ENOSPC, "free some space"), (errno.EROFS, "check that it is writable")])
 @pytest.mark.parametrize("where", ["write", "rename"])
-def test_a_disk_that_is_full_or_read_only(tmp_path, monkeypatch, code, words, where):
+def test_a_disk_that_is_full_or_read_only(tmp_path, monkeypatch, code, said, where):
     (tmp_path / "a.json").write_text("old")
 
     def fails(*args, **kwargs):
@@ -168,7 +166,7 @@ def test_a_disk_that_is_full_or_read_only(tmp_path, monkeypatch, code, words, wh
     monkeypatch.setattr(Path, "write_text" if where == "write" else "replace", fails)
     with pytest.raises(OSError, match=os.strerror(code)) as caught:
         write_json(tmp_path / "a.json", 1)
-    assert words in describe_write_error(caught.value, tmp_path)
+    assert said in describe_write_error(caught.value, tmp_path)
     assert names(tmp_path) == ["a.json"] and (tmp_path / "a.json").read_text() == "old"
 
 

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
+from computed import Computed
 from oracles import tiny_config, uncompiled
 from test_chunked import leaves_of
-from test_formula import LargestTensor, clipped, random_tensor, turn
+from test_formula import clipped, random_tensor, turn
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hf_relpos import AttentionContext, Table, Terms, attend, explain_backend
@@ -47,9 +48,7 @@ TERMS = {
     "key_table": lambda: Terms(key_table=(table(SIZE, shared=True),)),
     "more rows than offsets": lambda: Terms(query_table=(own(SIZE),), key_table=(own(SIZE),), bias=(own(),)),
     "sums": lambda: Terms(query_table=(table(SIZE), table(SIZE, reach=1)), bias=(table(), table(reach=3))),
-    "scalars": lambda: Terms(
-        scaled_bias=(table(),), bias=(table(shared=True),), content_bias=random_tensor(HEADS, SIZE)
-    ),
+    "bias": lambda: Terms(scaled_bias=(table(),), bias=(table(shared=True),), content_bias=random_tensor(HEADS, SIZE)),
     "dense": lambda: Terms(dense=(random_tensor(1, HEADS, LENGTH, KEYS), random_tensor(BATCH, 1, LENGTH, KEYS))),
     "other relations": lambda: Terms(query_table=(by_pair(SIZE), table(SIZE)), bias=(by_pair(),)),
     "rotated": lambda: Terms(query_table=(table(SIZE),), rotate=turn),
@@ -82,22 +81,17 @@ def window(**changes):
     return SlidingWindowMask(LENGTH, KEYS, 2, torch.device("cpu"), start=START, **changes)
 
 
+LOWEST = torch.finfo(torch.float64).min
+PACKED = {"documents": torch.tensor([[0] * 4 + [1] * 5, [0] * 9])}
+PACKED |= {"index_in_document": torch.tensor([[*range(4), *range(5)], [*range(9)]])}
 MASKS = {
     "none": lambda: {},
     "padding": lambda: {"mask": padding()},
     "boolean": lambda: {"mask": a_mask()},
-    "additive": lambda: {
-        "mask": random_tensor(BATCH, 1, LENGTH, KEYS).masked_fill(~padding(), torch.finfo(torch.float64).min)
-    },
+    "additive": lambda: {"mask": random_tensor(BATCH, 1, LENGTH, KEYS).masked_fill(~padding(), LOWEST)},
     "causal": lambda: {"is_causal": True},
     "window": lambda: {"mask": window(is_token=torch.ones(BATCH, KEYS).bool())},
-    "documents": lambda: {
-        "mask": window(
-            documents=torch.tensor([[0] * 4 + [1] * 5, [0] * 9]),
-            index_in_document=torch.tensor([[*range(4), *range(5)], [*range(9)]]),
-            is_causal=True,
-        )
-    },
+    "documents": lambda: {"mask": window(**PACKED, is_causal=True)},
 }
 CONTEXTS = {
     "plain": lambda: AttentionContext(LENGTH, KEYS, START),
@@ -164,16 +158,12 @@ def test_query_without_keys_gets_zeros():
 def test_what_it_captures_grows_with_the_length_alone():
     length = 600
     query = torch.randn(1, 2, length, SIZE)
-    tables = {
-        "query_table": torch.randn(2, 17, SIZE),
-        "key_table": torch.randn(2, 9, SIZE),
-        "bias": torch.randn(2, 17),
-    }
-    terms = Terms(**{field: (clipped_to(rows, rows.shape[1] // 2),) for field, rows in tables.items()})
+    shapes = {"query_table": (17, SIZE), "key_table": (9, SIZE), "bias": (17,)}
+    terms = Terms(**{field: (clipped_to(torch.randn(2, *shape), shape[0] // 2),) for field, shape in shapes.items()})
     call = AttentionCall(query, query, query, terms, AttentionContext(length, length))
-    with LargestTensor() as seen:
+    with Computed() as seen:
         backend._modifications(call, query, query)
-    assert seen.elements == 2 * length * 17
+    assert seen.largest == 2 * length * 17
 
 
 COMPILED = {
@@ -192,9 +182,8 @@ def test_compiled_forward(fields, real, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(backend, "flex_attention", torch.compile(flex.flex_attention))
     query, key, value = torch.randn(3, BATCH, HEADS, 40, 16).unbind()
-    terms = Terms(
-        **{field: (clipped_to(torch.randn(HEADS, 9, *([] if field == "bias" else [16])), 4),) for field in fields}
-    )
+    tables = {field: torch.randn(HEADS, 9, *([] if field == "bias" else [16])) for field in fields}
+    terms = Terms(**{field: (clipped_to(rows, 4),) for field, rows in tables.items()})
     mask = None if real is None else (torch.arange(40) < real).expand(BATCH, 1, 1, 40)
     context = AttentionContext(40, 40)
     expected, _ = attend(query, key, value, terms, context, mask)

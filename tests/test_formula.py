@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from computed import Computed
 from oracles import array, formula_by_loop, padding, uncompiled
 from torch.autograd import gradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hf_relpos import AttentionContext, Table, Terms, attend
 from hf_relpos.attention.call import AttentionCall
@@ -23,9 +22,7 @@ BATCH, HEADS, SIZE, SCALE = 2, 3, 4, 0.37
 LETTERS = ("A", "B", "u", "c", "c_outer", "V")
 # of Terms, by the letters that tests are named after
 FIELDS = {**TABLE_FIELDS, "u": "content_bias", "c_outer": "bias"}
-COMBINATIONS = [
-    frozenset(chosen) for count in range(len(LETTERS) + 1) for chosen in itertools.combinations(LETTERS, count)
-]
+COMBINATIONS = [frozenset(some) for n in range(len(LETTERS) + 1) for some in itertools.combinations(LETTERS, n)]
 ALL = frozenset(LETTERS)
 
 
@@ -240,19 +237,6 @@ def test_backends_lower_every_combination(chosen, backend, shared):
     assert (got - expected.transpose(1, 2)).abs().max() <= 1e-5
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remembers the largest tensor that any operation returns, in elements."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.elements = max(self.elements, leaf.numel())
-        return result
-
-
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-head"])
 def test_nothing_of_size_length_times_keys_times_d(shared):
     """Forward and backward stay within B·H·L·max(K, R) elements, where a gathered table has L·K·d."""
@@ -268,8 +252,8 @@ def test_nothing_of_size_length_times_keys_times_d(shared):
     tables |= {field: table() for field in ("scaled_bias", "bias")}
     terms = Terms(scale=size**-0.5, content_bias=torch.randn(heads, size, requires_grad=True), **tables)
     limit = batch * heads * length * max(length, rows)
-    with LargestTensor() as seen:
+    with Computed() as seen:
         out, _ = attend(query, key, value, terms, AttentionContext(length, length))
         out.square().sum().backward()
     assert query.grad is not None and terms.value_table[0].rows.grad is not None
-    assert seen.elements <= limit
+    assert seen.largest <= limit

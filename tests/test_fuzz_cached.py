@@ -155,9 +155,7 @@ def test_second_derivatives(data):
         def second():
             states = model(inputs_embeds=embeddings, attention_mask=mask)[0] * mask[..., None]
             first = torch.autograd.grad(states.tanh().sum(), leaves, create_graph=True, allow_unused=True)
-            slope = sum(
-                (each * other).sum() for each, other in zip(first, directions, strict=True) if each is not None
-            )
+            slope = sum((each * way).sum() for each, way in zip(first, directions, strict=True) if each is not None)
             found = torch.autograd.grad(slope, leaves, allow_unused=True)
             return {str(place): each for place, each in enumerate(found) if each is not None}
 
@@ -167,7 +165,6 @@ def test_second_derivatives(data):
         model.set_attn_implementation(before)
         if is_live:
             hf_relpos.optimize(model)
-        with attempt(
-            "second derivatives", NotImplementedError, RuntimeError, names=["create_graph", "not implemented"]
-        ):
+        names = ["create_graph", "not implemented"]
+        with attempt("second derivatives", NotImplementedError, RuntimeError, names=names):
             check_close(second(), expected, 1e-8)

@@ -51,8 +51,6 @@ def value_of(name):
     default = DEFAULTS.get(name)
     if isinstance(default, bool):
         return st.booleans() | anything
-    if isinstance(default, int):
-        return st.integers(1, 48) | numbers | anything
     if isinstance(default, float):
         return st.floats(0, 1) | numbers | anything
     return st.integers(1, 48) | numbers | anything

@@ -111,10 +111,8 @@ def test_states_are_finite_or_the_error_names_the_input(models, data):
     kinds = [{}, {"attention_window": 3}, {"unpad_inputs": True}, {"is_decoder": True}]
     fields = data.draw(st.sampled_from(kinds))
     required = tiny_config(scheme).required_inputs
-    if (
-        data.draw(st.integers(0, 3)) == 0
-        and SCHEMES[scheme].memory_unsupported_reason(SCHEMES[scheme].defaults()) is None
-    ):
+    takes_memory = SCHEMES[scheme].memory_unsupported_reason(SCHEMES[scheme].defaults()) is None
+    if data.draw(st.integers(0, 3)) == 0 and takes_memory:
         fields = {"memory_length": 4}
     model = models(scheme, fields)
     inputs = data.draw(calls(required))
@@ -156,10 +154,7 @@ WRONG = {
     "mask integers": ({"attention_mask": torch.ones(2, 1, 8, 8).long()}, "torch.int64; a prepared mask is boolean"),
     "float positions": ({"position_ids": ids.float()}, "position_ids has dtype torch.float32"),
     "huge gap": ({"position_ids": ids * 10**12}, "position_ids of a row differ by more than"),
-    "far apart": (
-        {"position_ids": ids.clamp(max=1) * (2**63 - 1) - 2**62},
-        "position_ids of a row differ by more than",
-    ),
+    "far": ({"position_ids": ids.clamp(max=1) * (2**63 - 1) - 2**62}, "position_ids of a row differ by more than"),
     "no row": ({"position_ids": ids + 9, "scheme": "absolute"}, "position_ids.*max_position_embeddings = 16"),
     "negative position": ({"position_ids": ids - 1, "scheme": "tupe"}, "position_ids.*-1"),
 }

@@ -281,9 +281,8 @@ def keywords_by_the_signature(patch: pytest.MonkeyPatch) -> None:
 def signature_of_the_wrapper(patch: pytest.MonkeyPatch) -> None:
     def unsigned(stock, methods):
         made = substitute_class(stock, methods)
-        return type(
-            made.__name__, (made,), {"forward": lambda self, *args, **kwargs: made.forward(self, *args, **kwargs)}
-        )
+        forward = lambda self, *args, **kwargs: made.forward(self, *args, **kwargs)  # noqa: E731
+        return type(made.__name__, (made,), {"forward": forward})
 
     patch.setattr(check, "substitute_class", unsigned)
 

@@ -280,11 +280,11 @@ def test_the_variant_for_code_computes_its_equations():
     layer = model.encoder.layer[0]
     own, out = layer.attention.self, layer.attention.output
     states = torch.randn(1, 9, 24, dtype=torch.float64)
-    heads = own.num_attention_heads
     query, key = own.layer_norm_q(own.query(states)), own.layer_norm_k(own.key(states))
-    query, key, value = (each.view(9, heads, -1).transpose(0, 1) for each in (query, key, own.value(states)))
+    query, key, value = (each.view(9, 3, -1).transpose(0, 1) for each in (query, key, own.value(states)))
     distance = (torch.arange(9)[None] - torch.arange(9)[:, None]).abs()
-    scores = query @ key.mT / query.shape[-1] ** 0.5 - slopes_of(heads)[:, None, None] * distance
+    slopes = torch.tensor([2**-4, 2**-8, 2**-2], dtype=torch.float64)  # ALiBi's for three heads (Press et al. 2021)
+    scores = query @ key.mT / query.shape[-1] ** 0.5 - slopes[:, None, None] * distance
     attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(1, 9, 24)
     inner = out.second_norm(out.LayerNorm(out.dense(attended) + states) + states)
     gate, up = layer.intermediate.dense(inner).chunk(2, dim=-1)
@@ -293,30 +293,15 @@ def test_the_variant_for_code_computes_its_equations():
     torch.testing.assert_close(found if isinstance(found, torch.Tensor) else found[0], expected, rtol=1e-9, atol=1e-9)
 
 
-def slopes_of(heads):
-    """ALiBi's for a power of two, and every other one of twice as many heads for the rest (Press et al. 2021)."""
-    whole = 2 ** (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (n + 1) / whole) for n in range(whole)]
-    slopes += [2 ** (-4 * (n + 1) / whole) for n in range(0, 2 * (heads - whole), 2)]
-    return torch.tensor(slopes, dtype=torch.float64)
-
-
-def add_table(tensors):
-    tensors["embeddings.position_embeddings.weight"] = torch.zeros(16, 24)
-
-
-def cut_projection(tensors):
-    tensors["encoder.layer.0.attention.self.Wqkv.weight"] = torch.zeros(60, 24)
-
-
-# Of a folder, fields of its configuration, or a function that changes its weights, and what the error names.
+TABLE, JOINT = "embeddings.position_embeddings.weight", "encoder.layer.0.attention.self.Wqkv.weight"
+# Of a folder, fields of its configuration, or the name of a tensor and its new shape, and what the error names.
 REFUSED = [
     ("jina-model", {"feed_forward_type": "swiglu"}, ["feed_forward_type = 'swiglu'", "'geglu'"]),
     ("jina-model", {"alibi_scaling": 2}, ["alibi_scaling = 2"]),  # the slopes of a fork
     ("jina-model", {"position_embedding_type": "relative_key"}, ["correct config.json"]),
     ("jina-mlm", {"hidden_act": "relu"}, ["hidden_act = 'relu': the feed-forward of JinaBertForMaskedLM has 'gelu'"]),
-    ("mosaic-model", add_table, ["embeddings.position_embeddings.weight"]),
-    ("mosaic-model", cut_projection, ["Wqkv.weight has shape (60, 24)", "(72, 24)"]),
+    ("mosaic-model", (TABLE, (16, 24)), [TABLE]),
+    ("mosaic-model", (JOINT, (60, 24)), ["Wqkv.weight has shape (60, 24)", "(72, 24)"]),
     ("mosaic-model", {"architectures": ["BertForQuestionAnswering"]}, ["no counterpart here"]),
     ("mosaic-mlm", {"layer_norm_eps": 1e-5}, ["layer_norm_eps = 1e-05: the head of BertForMaskedLM has 1e-12"]),
 ]
@@ -324,8 +309,8 @@ REFUSED = [
 
 @pytest.mark.parametrize("folder, change, names", REFUSED)
 def test_refused(tmp_path, folder, change, names):
-    copy = source(tmp_path, folder, **({} if callable(change) else change))
-    if callable(change):
+    copy = source(tmp_path, folder, **(change if isinstance(change, dict) else {}))
+    if isinstance(change, tuple):
         with edit_tensors(copy) as tensors:
-            change(tensors)
+            tensors[change[0]] = torch.zeros(change[1])
     assert_not_converted(copy, tmp_path / "out", *names, allow_pickle=True)

@@ -35,16 +35,13 @@ def test_nothing_is_missing():
 LAYER = "transformers.models.bert.modeling_bert:BertLayer.forward"
 
 
-@pytest.mark.parametrize(
-    "need, line",
-    [
-        (
-            Need("transformers.gone:BertModel", without="x is slow"),
-            "has no transformers.gone:BertModel; without it, x",
-        ),
-        (Need(LAYER, ("hidden_states", "kept|retained")), "has no argument kept or retained (it has self, hidden"),
-    ],
-)
+CHANGES = [
+    (Need("transformers.gone:BertModel", without="x stops"), "has no transformers.gone:BertModel; without it, x"),
+    (Need(LAYER, ("hidden_states", "kept|retained")), "has no argument kept or retained (it has self, hidden"),
+]
+
+
+@pytest.mark.parametrize("need, line", CHANGES)
 def test_a_change_of_the_host_is_one_line(need, line):
     assert line in need.missing() and "\n" not in need.missing()
     assert need.missing().startswith(f"transformers {transformers.__version__}")

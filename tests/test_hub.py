@@ -345,14 +345,14 @@ def test_tokenizer_elsewhere(story, repo, trust):
     assert story.notes["elsewhere"][f"tokens {repo} {trust}"] == story.notes["author"]["input_ids"]
 
 
-@pytest.mark.parametrize(
-    "note, words",
-    [
-        ("fill", "the .*sat"),  # what a pipeline returns
-        ("unasked", "ValueError: .*trust_remote_code=True"),  # code runs only when it is trusted
-        ("bare", "ValueError: .*relpos_bert"),  # without its code the model is unknown
-    ],
-)
+ANSWERS = [
+    ("fill", "the .*sat"),  # what a pipeline returns
+    ("unasked", "ValueError: .*trust_remote_code=True"),  # code runs only when it is trusted
+    ("bare", "ValueError: .*relpos_bert"),  # without its code the model is unknown
+]
+
+
+@pytest.mark.parametrize("note, words", ANSWERS)
 def test_answers_elsewhere(story, note, words):
     assert re.match(words, story.notes["elsewhere"][note], re.DOTALL)
 

@@ -11,17 +11,15 @@ from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from test_legacy import NEZHA, nezha_folder
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig
-from transformers.models.auto import modeling_auto
+from transformers.models.auto import modeling_auto as auto
 
 from hf_relpos.checkpoints.errors import ConversionError
 from hf_relpos.conversion.inspect_checkpoint import inspect_checkpoint
 from hf_relpos.families.registry import FAMILIES
 
 
-ENCODERS = sorted(
-    {*modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES}
-)
-DECODERS = sorted({*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*ENCODERS})
+ENCODERS = sorted({*auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES})
+DECODERS = sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*ENCODERS})
 SIZES = tiny_sizes(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
 WEIGHTS = "model.safetensors"
 LARGEST = 2**31  # elements in a file that the system can map

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import assert_not_converted, write_modules
+from folders import assert_not_converted, edit_tensors, write_modules
 from launching import run_command
 from oracles import tiny_config, tiny_sizes
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Regex
 from tokenizers.normalizers import Replace
 from tokenizers.processors import TemplateProcessing
@@ -105,10 +105,11 @@ def test_convert(small, tmp_path):
         assert models[1](ids.repeat(1, 20)).last_hidden_state.isfinite().all()
 
 
-def test_a_folder_that_cannot_be_written(small, tmp_path, monkeypatch):
-    def full(path):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def full(*arguments, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_a_folder_that_cannot_be_written(small, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_relpos.conversion.folder.check_writable", full)
     monkeypatch.setattr("hf_relpos.conversion.pipeline.locate", None)  # nothing is read before
     with pytest.raises(ConversionError, match=r"/out: could not be written.*free some space"):
@@ -251,15 +252,14 @@ def test_convert_keeps_pairs(small, tmp_path):
 @pytest.mark.slow
 def test_sources_that_read_no_pairs(small, tmp_path):
     """One whose token types are all one; a sentence encoder reads them, as it may be fine-tuned on pairs."""
-    model, kinds = small / "bert", ("SentenceTransformer", "CrossEncoder", "one type")
+    kinds = ("SentenceTransformer", "CrossEncoder", "one type")
     for kind in kinds:
-        shutil.copytree(model, tmp_path / kind)
+        shutil.copytree(small / "bert", tmp_path / kind)
     write_modules(tmp_path / "SentenceTransformer", "Pooling")
     write_modules(tmp_path / "CrossEncoder")
-    tensors = load_file(model / "model.safetensors")
-    types = tensors["bert.embeddings.token_type_embeddings.weight"]
-    types[1] = types[0]
-    save_file(tensors, tmp_path / "one type" / "model.safetensors", {"format": "pt"})
+    with edit_tensors(tmp_path / "one type") as tensors:
+        types = tensors["bert.embeddings.token_type_embeddings.weight"]
+        types[1] = types[0]
     found = {}
     for kind, pairs in [*((kind, None) for kind in kinds), ("SentenceTransformer", 0.25)]:
         options = {**FEW, "pairs": pairs}
@@ -284,10 +284,9 @@ def test_layouts_of_pairs():
     assert unknown == PairLayout.of(bert("a", "b")) == PairLayout([2], [3], [3])
     words = numbered("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b")
     assert PairLayout.of(RobertaTokenizer(vocab=words, merges=[])) is None, "all its types are 0"
-    other = bert("a", "b")
-    other.backend_tokenizer.post_processor = TemplateProcessing(
-        "$A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
-    )
+    other, special = bert("a", "b"), [("[CLS]", 2), ("[SEP]", 3)]
+    template = TemplateProcessing("$A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", special)
+    other.backend_tokenizer.post_processor = template
     assert PairLayout.of(other) is None, "a text alone begins otherwise"
     nothing = bert("a", "b")
     nothing.backend_tokenizer.normalizer = Replace(Regex("[ab]"), "")
@@ -346,10 +345,6 @@ def test_an_option_without_sense_is_refused_before_any_work(small, tmp_path, mon
 
 
 # Refused before the first step ---------------------------------------------------------------------------------------
-
-
-def full(*arguments, **options):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def link_out(source, patch):
@@ -512,10 +507,7 @@ BROKEN_TOKENIZERS = {
 
 @pytest.mark.parametrize("files", BROKEN_TOKENIZERS.values(), ids=BROKEN_TOKENIZERS)
 def test_a_tokenizer_that_is_broken(tmp_path, files):
-    config = BertConfig(
-        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=16
-    )
-    BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
+    BertForMaskedLM(BertConfig(**tiny_sizes())).save_pretrained(tmp_path / "bert")
     for name, content in files.items():
         (tmp_path / "bert" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConversionError, match=r"bert: (no tokenizer could be loaded \(|the tokenizer has \d+ tokens)"):
@@ -524,11 +516,8 @@ def test_a_tokenizer_that_is_broken(tmp_path, files):
 
 
 def test_a_teacher_with_nans(small, tmp_path):
-    folder = tmp_path / "source"
-    model = BertForMaskedLM.from_pretrained(small / "bert")
-    with torch.no_grad():
-        model.bert.encoder.layer[0].output.dense.bias[3] = float("nan")
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(small / "bert").save_pretrained(folder)
+    folder = shutil.copytree(small / "bert", tmp_path / "source")
+    with edit_tensors(folder) as tensors:
+        tensors["bert.encoder.layer.0.output.dense.bias"][3] = float("nan")
     with pytest.raises(ConversionError, match="NaN"):
         distil(small, tmp_path / "out", source=folder)

@@ -113,8 +113,7 @@ def test_empty_memory_is_no_memory(name, backend, is_decoder):
         for memory in (none, full.reset(torch.tensor([True, True]))):
             again = model(ids, memory=memory)
             assert difference(again.last_hidden_state, first.last_hidden_state) <= 1e-5
-            kept = again.memory.mask.sum(-1)
-            assert kept.tolist() == [8, 8]
+            assert again.memory.mask.sum(-1).tolist() == [8, 8]
             assert difference(again.memory.states[-1], full.states[-1]) <= 1e-5
         half = model(ids, memory=full.reset(torch.tensor([True, False]))).last_hidden_state
         assert difference(half[0], first.last_hidden_state[0]) <= 1e-5
@@ -129,12 +128,10 @@ def test_padded_rows_equal_rows_alone(name, backend, side, is_decoder):
     """Three segments whose rows have different numbers of tokens, none among them."""
     model = tiny_model(RelPosBertModel, name, attn_implementation=backend, is_decoder=is_decoder, memory_length=7)
     counts = [[5, 2, 0], [0, 3, 4], [4, 5, 1]]
-    texts = token_ids(3, 20)
-    place = [0, 0, 0]
+    texts, place = token_ids(3, 20), [0, 0, 0]
     memory, alone = None, [None, None, None]
     for lengths in counts:
-        real = padding(lengths, 5)
-        real = real if side == "right" else real.flip(1)
+        real = padding(lengths, 5) if side == "right" else padding(lengths, 5).flip(1)
         ids = token_ids(3, 5)
         for row, length in enumerate(lengths):
             ids[row, real[row]] = texts[row, place[row] : place[row] + length]
@@ -162,15 +159,13 @@ def test_documents_in_a_row(name, is_decoder):
     ids = token_ids(1, 20)
     _, before = by_segments(model, ids[:, :6], [6])
     positions = torch.tensor([[6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3]])
-    with torch.no_grad():
-        together = model(ids[:, 6:], position_ids=positions, memory=before, use_cache=False)
-    states = together.last_hidden_state
+    states, together = by_segments(model, ids[:, 6:], [14], before, position_ids=positions)
     assert difference(states[:, :4], by_segments(model, ids[:, 6:10], [4], before)[0]) <= 1e-5
     assert difference(states[:, 4:10], by_segments(model, ids[:, 10:16], [6])[0]) <= 1e-5
     last, memory = by_segments(model, ids[:, 16:], [4])
     assert difference(states[:, 10:], last) <= 1e-5
-    assert together.memory.mask.sum() == 4
-    assert difference(together.memory.states[1][:, -4:], memory.states[1]) <= 1e-5
+    assert together.mask.sum() == 4
+    assert difference(together.states[1][:, -4:], memory.states[1]) <= 1e-5
 
 
 @pytest.mark.covering(2)
@@ -180,11 +175,10 @@ def test_positions_with_gaps(name, backend):
     model = tiny_model(RelPosBertModel, name, backend, is_decoder=True, memory_length=12, num_hidden_layers=1)
     ids = token_ids(1, 11)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 8, 9, 10, 14, 15]])
-    with torch.no_grad():
-        full = model(ids, position_ids=positions, use_cache=False).last_hidden_state
-        first = model(ids[:, :5], use_cache=False)
-        second = model(ids[:, 5:], position_ids=positions[:, 5:], memory=first.memory, use_cache=False)
-    assert difference(second.last_hidden_state, full[:, 5:]) <= 1e-5
+    full, _ = by_segments(model, ids, [11], position_ids=positions)
+    _, memory = by_segments(model, ids[:, :5], [5])
+    found, _ = by_segments(model, ids[:, 5:], [6], memory, position_ids=positions[:, 5:])
+    assert difference(found, full[:, 5:]) <= 1e-5
 
 
 @every_taker
@@ -212,15 +206,13 @@ def test_gradients_stop_at_the_memory(name, is_decoder, checkpointing):
     first = model(token_ids(BATCH, 6), use_cache=False).memory
     assert not any(state.requires_grad for state in first.states)
     leaf = SegmentMemory(tuple(state.clone().requires_grad_() for state in first.states), first.mask)
-    ids = token_ids(BATCH, 5)
-    found = {}
-    for what, memory in {"memory": leaf, "none": None}.items():
+    ids, attention, found = token_ids(BATCH, 5), model.encoder.layer[0].attention.self, []
+    for memory in (leaf, None):
         model.zero_grad()
         model(ids, memory=memory, use_cache=False).last_hidden_state.square().sum().backward()
-        attention = model.encoder.layer[0].attention.self
-        found[what] = torch.stack([attention.key.weight.grad, attention.value.weight.grad])
+        found.append(torch.stack([attention.key.weight.grad, attention.value.weight.grad]))
     assert all(state.grad is None for state in leaf.states)
-    assert (found["memory"] - found["none"]).abs().amax((1, 2)).min() > 1e-4
+    assert (found[0] - found[1]).abs().amax((1, 2)).min() > 1e-4
 
 
 def test_gradient_through_memory_is_that_of_a_constant():
@@ -261,15 +253,12 @@ def test_memory_before_a_cache(name, backend, kind):
     assert difference(torch.cat(parts, dim=1), expected) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    "name, how",
-    [
-        *((name, {}) for name in TAKERS),
-        *((name, {"num_beams": 3}) for name in ("transformer_xl", "t5", "rope")),
-        *((name, {"cache_implementation": "static"}) for name in ("transformer_xl", "shaw", "deberta")),
-    ],
-    ids=str,
-)
+GENERATION = [(name, {}) for name in TAKERS]
+GENERATION += [(name, {"num_beams": 3}) for name in ("transformer_xl", "t5", "rope")]
+GENERATION += [(name, {"cache_implementation": "static"}) for name in ("transformer_xl", "shaw", "deberta")]
+
+
+@pytest.mark.parametrize("name, how", GENERATION, ids=str)
 def test_generation_goes_on_from_a_memory(name, how):
     """Rows padded on the left, greedy and with beams: as the rows alone, and as the whole text without any memory."""
     model = tiny_model(RelPosBertLMHeadModel, name, is_decoder=True, memory_length=40)
@@ -311,18 +300,17 @@ def test_every_head_carries_memory(auto):
     assert "memory" not in model(ids)
 
 
-@pytest.mark.parametrize(
-    "name, settings, names",
-    [
-        *((name, {}, ["memory_length = 4", repr(name), "transformer_xl"]) for name in OTHERS),
-        ("shaw", {"memory_length": -1}, ["memory_length = -1"]),
-        ("shaw", {"absolute_position_embeddings": True}, ["'absolute'"]),
-        ("shaw", {"attention_window": 3}, ["global_tokens"]),
-        (["shaw", "fire"], {}, ["'fire'"]),
-        ("disan", {"position_options": {"direction": "backward"}}, ["only to its right"]),
-    ],
-    ids=str,
-)
+REFUSED = [
+    *((name, {}, ["memory_length = 4", repr(name), "transformer_xl"]) for name in OTHERS),
+    ("shaw", {"memory_length": -1}, ["memory_length = -1"]),
+    ("shaw", {"absolute_position_embeddings": True}, ["'absolute'"]),
+    ("shaw", {"attention_window": 3}, ["global_tokens"]),
+    (["shaw", "fire"], {}, ["'fire'"]),
+    ("disan", {"position_options": {"direction": "backward"}}, ["only to its right"]),
+]
+
+
+@pytest.mark.parametrize("name, settings, names", REFUSED, ids=str)
 def test_configurations_refused(name, settings, names):
     with raises(ValueError, *names):
         tiny_config(name, **{"memory_length": 4, **settings})

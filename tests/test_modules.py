@@ -104,26 +104,20 @@ def edit_modules(source, number, **fields):
 
 
 PATHS = ("../2_Dense", "/etc", "C:/a", None, 7, True, ["1_Pooling"], {}, "a\0b", "a\\b", "a" * 300, "\ud800")
+BAG_OF_WORDS = "sentence_transformers.models.BoW"
 REFUSED = {
     "pickled": (
         lambda source: (source / "2_Dense" / "model.safetensors").unlink(),
         "2_Dense: the module Dense has no model.safetensors.*as a SentenceTransformer, save it again",
     ),
     "own code": (partial(edit_modules, number=1, type="own.Pooling"), "type = 'own.Pooling' is remote code"),
-    "no encoder": (
-        partial(edit_modules, number=0, type="sentence_transformers.models.BoW"),
-        "0 modules have the type Transformer",
-    ),
-    **{
-        f"path {path!r}": (
-            partial(edit_modules, number=2, path=path),
-            f"modules.json: path = {re.escape(repr(path)[:12])}.*names no folder in it",
-        )
-        for path in PATHS
-    },
+    "no encoder": (partial(edit_modules, number=0, type=BAG_OF_WORDS), "0 modules have the type Transformer"),
     "not a list": (lambda source: (source / "modules.json").write_text("{}"), "holds a dict, not a JSON list"),
     "other things": (lambda source: (source / "modules.json").write_text("[1]"), "a list of other things"),
 }
+for path in PATHS:
+    words = f"modules.json: path = {re.escape(repr(path)[:12])}.*names no folder in it"
+    REFUSED[f"path {path!r}"] = (partial(edit_modules, number=2, path=path), words)
 
 
 @pytest.mark.parametrize("spoil, words", REFUSED.values(), ids=REFUSED)
@@ -140,14 +134,7 @@ def test_from_the_hub(tmp_path, hub, encoder):
     others = {"onnx/model.safetensors": b"other", "2_Dense/own.py": "raise SystemExit", "1_Pooling/deep/a.json": "{}"}
     (source / "README.md").write_text("---\nlicense: mit\n---\n")
     hub.put("user/sentences", {**contents(source), **others})
-    hub.run(
-        f"""
-        from hf_relpos.conversion import convert
-
-        convert("user/sentences", {str(tmp_path / "out")!r})
-        """,
-        without=(),
-    )
+    hub.run(f"from hf_relpos import convert\nconvert('user/sentences', {str(tmp_path / 'out')!r})", without=())
     convert(source, tmp_path / "local")
     found, expected = contents(tmp_path / "out"), contents(tmp_path / "local")
     assert {name for name in found if not name.endswith(".py")} == {n for n in expected if not n.endswith(".py")}

@@ -118,19 +118,12 @@ def test_an_empty_folder_is_written(source, tmp_path):
 # --- source and result
 
 
+APART = dict.fromkeys(("stock", "stock/../stock", "link", "."), "is the source or holds it")
+APART |= dict.fromkeys(("stock/out", "link/out", "stock/inner/../out"), "lies in the source")
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(
-    "out, words",
-    {
-        "stock": "is the source or holds it",
-        "stock/../stock": "is the source or holds it",
-        "link": "is the source or holds it",
-        ".": "is the source or holds it",
-        "stock/out": "lies in the source",
-        "link/out": "lies in the source",
-        "stock/inner/../out": "lies in the source",
-    }.items(),
-)
+@pytest.mark.parametrize("out, words", APART.items())
 def test_source_and_result_are_apart(source, tmp_path, monkeypatch, out, words, overwrite):
     (tmp_path / "link").symlink_to(source)
     refuse(words, source, tmp_path / out, tmp_path, overwrite=overwrite)

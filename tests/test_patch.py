@@ -35,12 +35,8 @@ AUTO_OF = {head.__name__.removeprefix("RelPos"): getattr(transformers, auto) for
 def attributes() -> dict:
     """Every attribute of the stock heads and their bases, but those that Transformers fills when asked."""
     classes = {*STOCK_HEADS, BertPreTrainedModel, PreTrainedModel}
-    return {
-        (owner, name): value
-        for owner in classes
-        for name, value in vars(owner).items()
-        if not name.endswith("_cached_value")
-    }
+    found = {(owner, name): value for owner in classes for name, value in vars(owner).items()}
+    return {key: value for key, value in found.items() if not key[1].endswith("_cached_value")}
 
 
 def same_objects(one: dict, other: dict) -> bool:

@@ -42,13 +42,9 @@ def source(home):
     (home / "vocab.txt").write_text("\n".join(WORDS))
     BertTokenizer(str(home / "vocab.txt")).save_pretrained(folder)
     edit(folder, _name_or_path=str(folder), data_dir=f"/home/{USER}/data", name_or_path="bert-base")
-    edit(
-        folder,
-        "tokenizer_config.json",
-        name_or_path=str(folder),
-        special_tokens_map_file=f"/home/{USER}/.cache/special_tokens_map.json",
-        tokenizer_file=f"C:\\Users\\{USER}\\tokenizer.json",
-    )
+    files = {"special_tokens_map_file": f"/home/{USER}/.cache/special_tokens_map.json"}
+    files |= {"tokenizer_file": f"C:\\Users\\{USER}\\tokenizer.json"}
+    edit(folder, "tokenizer_config.json", name_or_path=str(folder), **files)
     sentences = [" ".join(WORDS[6 + (5 * n + k * k) % 26] for k in range(9)) + "." for n in range(400)]
     (home / "texts.txt").write_text("\n\n".join(sentences))
     return folder
@@ -66,11 +62,10 @@ def assert_private(folder, *more):
                 assert word.encode(encoding) not in content, f"{path.relative_to(folder)} holds {word}"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"method": "drop"}, {"method": "distil", "method_options": OPTIONS}],
-    ids=["keep", "drop", "distil"],
-)
+BY_METHOD = {"keep": {}, "drop": {"method": "drop"}, "distil": {"method": "distil", "method_options": OPTIONS}}
+
+
+@pytest.mark.parametrize("arguments", BY_METHOD.values(), ids=BY_METHOD)
 def test_a_conversion(source, home, tmp_path, arguments):
     if arguments.get("method") == "distil":
         arguments = {**arguments, "texts": home / "texts.txt"}
@@ -92,9 +87,8 @@ def test_a_checkpoint_of_the_trainer_but_for_its_own_pickle(source, home, tmp_pa
     convert(source, home / "out")
     model, tokenizer = RelPosBertForMaskedLM.from_pretrained(home / "out"), AutoTokenizer.from_pretrained(home / "out")
     rows = [{"input_ids": [2, 7, 8, 3], "labels": [2, 7, 8, 3]}] * 2
-    arguments = TrainingArguments(
-        str(home / "run"), max_steps=1, save_steps=1, report_to="none", use_cpu=True, disable_tqdm=True
-    )
+    quiet = {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    arguments = TrainingArguments(str(home / "run"), max_steps=1, save_steps=1, **quiet)
     trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
     trainer.train()
     trainer.save_model()
@@ -103,9 +97,10 @@ def test_a_checkpoint_of_the_trainer_but_for_its_own_pickle(source, home, tmp_pa
     assert_private(home / "run", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "value", ["/home/jo/x", "/Users/jo/x", "/root/x", "~/x", "C:\\Users\\jo", "file:///home/jo", "hf_" + "a1" * 17]
-)
+HOMES = ["/home/jo/x", "/Users/jo/x", "/root/x", "~/x", "C:\\Users\\jo", "file:///home/jo"]
+
+
+@pytest.mark.parametrize("value", [*HOMES, "hf_" + "a1" * 17])
 def test_homes_and_tokens_go_in_any_field(value):
     assert without_local_paths({"data": value, "task": {"inner": value, "num": 3}}) == {"task": {"num": 3}}
 
@@ -172,9 +167,10 @@ def mined(source):
     return source
 
 
-@pytest.mark.parametrize(
-    "command", ["compare SOURCE SOURCE --text TEXT", "convert SOURCE OUT", "demo --checkpoint SOURCE --out OUT"]
-)
+COMMANDS = ["compare SOURCE SOURCE --text TEXT", "convert SOURCE OUT", "demo --checkpoint SOURCE --out OUT"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, command, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *given: pytest.fail("asked whether to run code"))
     paths = {"SOURCE": mined, "OUT": home / "out", "TEXT": home / "texts.txt"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from launching import run_code
+from selection import with_full
 
 import hf_relpos
 from hf_relpos.models.modeling_relpos_bert import HEADS
@@ -111,9 +112,7 @@ WAYS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way", [name if number == 1 else pytest.param(name, marks=pytest.mark.full) for number, name in enumerate(WAYS)]
-)
+@pytest.mark.parametrize("way", with_full(["the Auto classes, after"], WAYS))
 def test_import_registers_when_the_auto_classes_are_imported(way):
     """And imports neither torch nor Transformers before."""
     before, use = WAYS[way]

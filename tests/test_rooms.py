@@ -73,17 +73,17 @@ def named_module(call: ast.Call, package: str) -> str:
     return ".".join([*above[: len(above) - dots + 1], name.lstrip(".")]) if dots else name
 
 
-@pytest.mark.parametrize(
-    "code, name",
-    [
-        ('import_module("hf_relpos.live")', "hf_relpos.live"),
-        ('importlib.import_module(".deberta", __package__)', "hf_relpos.live.deberta"),
-        ('import_module(f"..live.{code}", __package__)', "hf_relpos.live.*"),
-        ('import_module(f"{__package__}.{code}")', "hf_relpos.live.*"),
-        ("import_module(name)", "*"),
-        ("print(name)", ""),
-    ],
-)
+IMPORTS = [
+    ('import_module("hf_relpos.live")', "hf_relpos.live"),
+    ('importlib.import_module(".deberta", __package__)', "hf_relpos.live.deberta"),
+    ('import_module(f"..live.{code}", __package__)', "hf_relpos.live.*"),
+    ('import_module(f"{__package__}.{code}")', "hf_relpos.live.*"),
+    ("import_module(name)", "*"),
+    ("print(name)", ""),
+]
+
+
+@pytest.mark.parametrize("code, name", IMPORTS)
 def test_imports_by_name_are_found(code, name):
     assert named_module(ast.parse(code).body[0].value, "hf_relpos.live") == name
 

@@ -27,10 +27,8 @@ from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
 FILES = {CONFIGURATION, MODELING}
 COMBINATION = ["shaw", "t5"]
 EVERYWHERE = {"torch", "transformers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}
-LAYERED = {
-    "rope_parameters": {"a": {"rope_type": "yarn", "factor": 4.0}, "b": {"rope_theta": 50.0}},
-    "layer_types": ["a", "b"],
-}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LAYERED = {"rope_parameters": {"a": YARN, "b": {"rope_theta": 50.0}}, "layer_types": ["a", "b"]}
 EVERY_CODE = [*SCHEMES, COMBINATION]
 
 
@@ -102,16 +100,16 @@ def test_length():
     assert max(lines.values()) <= MOST_LINES, lines
 
 
-@pytest.mark.parametrize(
-    "modules, words",
-    [
-        ({"a": "def size(): pass\n", "b": "from .a import size\nfrom .c import other\nboth = size, other\n"}, "size"),
-        ({"b": "from .a import size as other\nboth = other\n", "a": "size = 1\n"}, "from .module import name"),
-        ({"b": "from . import a\nboth = a\n", "a": "size = 1\n"}, "from .module import name"),
-        ({"b": "def max(): pass\nboth = max\n"}, "builtin"),
-    ],
-    ids=["twice", "alias", "module", "builtin"],
-)
+TWICE = {"a": "def size(): pass\n", "b": "from .a import size\nfrom .c import other\nboth = size, other\n"}
+UNJOINABLE = {
+    "twice": (TWICE, "size"),
+    "alias": ({"b": "from .a import size as other\nboth = other\n", "a": "size = 1\n"}, "from .module import name"),
+    "module": ({"b": "from . import a\nboth = a\n", "a": "size = 1\n"}, "from .module import name"),
+    "builtin": ({"b": "def max(): pass\nboth = max\n"}, "builtin"),
+}
+
+
+@pytest.mark.parametrize("modules, words", UNJOINABLE.values(), ids=UNJOINABLE)
 def test_modules_that_cannot_be_joined_are_refused(modules, words, tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     modules.setdefault("c", "def size(): return 2\ndef other(): return size()\n")
@@ -249,9 +247,7 @@ def run(model, job):
     return {name: tensor.detach().contiguous().clone() for name, tensor in results.items()}
 """
 
-ELSEWHERE = (
-    JOBS
-    + """
+LOADED_THERE = """
 torch.set_num_threads(1)
 jobs = json.loads(Path(sys.argv[1]).read_text())
 for job in jobs:
@@ -272,7 +268,6 @@ for job in jobs:
         model.save_pretrained(job["save"])
 print("done", len(jobs))
 """
-)
 
 
 def run_elsewhere(jobs: list[dict], folder: Path) -> list[dict[str, torch.Tensor]]:
@@ -289,7 +284,7 @@ def run_elsewhere(jobs: list[dict], folder: Path) -> list[dict[str, torch.Tensor
     for place, job in enumerate(jobs):
         job["output"] = str(folder / f"{place}.safetensors")
     (folder / "jobs.json").write_text(json.dumps(jobs, default=str))
-    printed = run_without_package(ELSEWHERE, folder, str(folder / "jobs.json"))
+    printed = run_without_package(JOBS + LOADED_THERE, folder, str(folder / "jobs.json"))
     assert printed.splitlines()[-1] == f"done {len(jobs)}"
     return [load_file(job["output"]) for job in jobs]
 
@@ -386,10 +381,8 @@ def test_features_run_without_the_package(tmp_path):
         if SCHEMES[scheme].memory_unsupported_reason(SCHEMES[scheme].defaults()) is None:
             tiny_model(RelPosBertModel, scheme, memory_length=6).save_pretrained(folder / "memory")
             memory = {**encoder, "load": folder / "memory", "kind": "memory"}
-            jobs += [
-                {**memory, "inputs": padded},
-                {**memory, "inputs": ids, "set": {"attention_window": 2, "global_tokens": []}},
-            ]
+            window = {"attention_window": 2, "global_tokens": []}
+            jobs += [{**memory, "inputs": padded}, {**memory, "inputs": ids, "set": window}]
     check_jobs(jobs, tmp_path / "run")
 
 

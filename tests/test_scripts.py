@@ -204,10 +204,8 @@ def test_models_are_fine_tuned_once(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "run", run)
 
     def call(*more, source="source"):
-        models = ["--models", f"{source}=a", "converted=b"]
-        monkeypatch.setattr(
-            "sys.argv", ["bench_finetuning.py", "--data", ".", *models, "--out", str(tmp_path), "--tasks", *more]
-        )
+        models = ["--models", f"{source}=a", "converted=b", "--out", str(tmp_path)]
+        monkeypatch.setattr("sys.argv", ["bench_finetuning.py", "--data", ".", *models, "--tasks", *more])
         bench.main()
         return (tmp_path / "finetuning.md").read_text()
 

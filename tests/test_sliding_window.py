@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from computed import Computed
 from errors import raises
 from oracles import extra_inputs, padding, tiny_model
 from test_chunked import case_id, largest
-from test_formula import ALL, LargestTensor as Largest, random_terms
+from test_formula import ALL, random_terms
 from test_models import CAPABLE, ON_CPU, visible_in_window
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -203,21 +204,20 @@ def every_term(mask):
     length, keys = mask.query_length, mask.key_length
     terms, _ = random_terms(ALL, shared=False)
     by_pair = torch.randint(6, (BATCH, length, keys))
-    offsets = torch.randn(HEADS, 2 * keys, SIZE).double()
+    labels, offsets = torch.randn(1, 6, SIZE).double(), torch.randn(HEADS, 2 * keys, SIZE).double()
     more = Terms(
-        query_table=(
-            Table(torch.randn(1, 6, SIZE).double(), lambda label: label, by_pair),
-            Table(offsets, lambda r: r + keys),
-        ),
+        query_table=(Table(labels, lambda label: label, by_pair), Table(offsets, lambda r: r + keys)),
         dense=(torch.randn(BATCH, HEADS, length, keys).double(),),
         gain=(Table(torch.rand(1, 9).double(), lambda r: r.clamp(-4, 4) + 4),),
         feature_gain=Table(torch.rand(1, 3, SIZE).double(), lambda r: r.sign() + 1),
         allow=(Table(torch.tensor([[True, True, False]]), lambda r: (r.abs() == 3).long() * 2),),
     )
+
+    def rotate(vectors, positions):
+        return vectors.roll(1, -1) * positions[..., None].cos()
+
     # no sum of terms has a rotation beside tables of vectors; backends compute it all the same
-    return dataclasses.replace(
-        combined(terms, more), rotate=lambda vectors, positions: vectors.roll(1, -1) * positions[..., None].cos()
-    )
+    return dataclasses.replace(combined(terms, more), rotate=rotate)
 
 
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
@@ -247,19 +247,16 @@ def test_memory_is_linear_in_the_length(how, letters, monkeypatch):
     length = 1500
     mask = mask_of("left padding", length, 8)
     call = random_call(mask, random_terms(frozenset(letters), shared=True)[0])
-    with Largest() as seen:
+    with Computed() as seen:
         outputs_and_gradients(how, call)
-    assert seen.elements <= 3 * BATCH * HEADS * length * SIZE < length * length // 16
+    assert seen.largest <= 3 * BATCH * HEADS * length * SIZE < length * length // 16
 
 
-@pytest.mark.parametrize(
-    "how, letters",
-    [
-        pytest.param(how, letters, marks=[] if number == place else pytest.mark.slow)
-        for number, how in enumerate(("eager", "sdpa", "relpos"))
-        for place, letters in enumerate(("A", "AB", "c"))
-    ],
-)
+QUICK = {"eager": "A", "sdpa": "AB", "relpos": "c"}
+SLOW = [(how, letters) for how in QUICK for letters in QUICK.values() if letters != QUICK[how]]
+
+
+@pytest.mark.parametrize("how, letters", [*QUICK.items(), *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOW)])
 def test_gradients_of_queries_without_keys_are_those_of_their_outputs(how, letters):
     """Padding under a window without global tokens, in calls that are computed whole."""
     is_token = padding([9, 3], 9)

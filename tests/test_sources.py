@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 import transformers
-from folders import assert_not_converted
+from folders import assert_not_converted, edit
 from oracles import tiny_sizes
 from safetensors.torch import load_file, save_file
 from stock import random_model
@@ -129,12 +129,9 @@ def test_shards_and_other_names(tmp_path, family):
     renamed("old", stock, old)
     renamed("bare", stock.base_model, str)
     renamed("prefixed", stock.base_model, lambda name: f"{stock.base_model_prefix}.{name}")
-    for one, other, converted_to in (
-        ("shards", "old", "RelPosBertForMaskedLM"),
-        ("bare", "prefixed", "RelPosBertModel"),
-    ):
+    for one, other, head in (("shards", "old", "ForMaskedLM"), ("bare", "prefixed", "Model")):
         reports = [convert(tmp_path / name, tmp_path / f"{name}-out") for name in (one, other)]
-        assert {report.converted_to for report in reports} == {converted_to}
+        assert {report.converted_to for report in reports} == {f"RelPosBert{head}"}
         first, second = (load_file(tmp_path / f"{name}-out" / "model.safetensors") for name in (one, other))
         assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert any(name.endswith(".gamma") for name in load_file(tmp_path / "old" / "model.safetensors"))
@@ -247,13 +244,14 @@ def test_layers_that_albert_shares(tmp_path, groups, inner):
     assert len(origins) == 4 * inner and len(set(origins)) == groups * inner
 
 
+BUCKETS = {"position_embedding_type": "t5", "position_options": {"buckets": 8}}
 REFUSED = {
     "albert": ("albert", {"embedding_size": 16}, {}, "embedding_size = hidden_size = 16"),
     "mpnet": ("mpnet", {"relative_attention_num_buckets": 40}, {}, "relative_attention_num_buckets = 40"),
     "other buckets": (
         "mpnet",
         {},
-        {"position_embedding_type": "t5", "position_options": {"buckets": 8}},
+        BUCKETS,
         r"position_options = \{'buckets': 8\}: the source has \{'buckets': 32.*leave them out",
     ),
     "exact": ("roberta", {}, {"method": "exact"}, "has absolute ones .* choose keep or drop"),
@@ -279,9 +277,8 @@ def test_the_tokenizer_of_another_family(tmp_path, family):
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if FAMILIES[family].token_types else [])]
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", model_input_names=inputs
-    ).save_pretrained(source)
+    named = {"pad_token": "<pad>", "unk_token": "<unk>", "model_input_names": inputs}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(source)
     convert(source, tmp_path / "out")
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     encoded = found(["a cat", "cat"], padding=True, return_tensors="pt")
@@ -298,11 +295,8 @@ def test_a_tokenizer_whose_files_do_not_name_it(tmp_path, named, files):
     vocabulary = {word: number for number, word in enumerate(words)}
     merges = [("c", "a"), ("ca", "t"), ("\u0120", "cat")]
     RobertaTokenizer(vocab=vocabulary, merges=merges).save_pretrained(source)
-    path = source / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
     if not named:
-        settings.pop("tokenizer_class")
-    path.write_text(json.dumps(settings))
+        edit(source, "tokenizer_config.json", tokenizer_class=None)
     if "vocab.json" in files:
         (source / "tokenizer.json").unlink()
         (source / "vocab.json").write_text(json.dumps(vocabulary))

@@ -19,9 +19,7 @@ EACH = 12  # one of so many in the fast tier
 def cases():
     """Names by level, so that the fast tier has some of each."""
     names = sorted(CLASSES, key=lambda name: (CLASSES[name]["level"], name))
-    return [
-        name if place % EACH == 0 else pytest.param(name, marks=pytest.mark.slow) for place, name in enumerate(names)
-    ]
+    return [name if n % EACH == 0 else pytest.param(name, marks=pytest.mark.slow) for n, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("name", cases())
@@ -38,10 +36,11 @@ def test_text_models_are_those_of_transformers():
     assert {*CLASSES} | {*STORED["others"]} == {name for _, name in named()}
 
 
-@pytest.mark.parametrize(
-    "name, fields, longest",
-    [("DogeModel", {"keep_window_size": 18}, 18), ("BigBirdModel", {"block_size": 2, "num_random_blocks": 1}, 14)],
-)
+WHOLE_WHILE_SHORT = [("DogeModel", {"keep_window_size": 18}, 18)]
+WHOLE_WHILE_SHORT += [("BigBirdModel", {"block_size": 2, "num_random_blocks": 1}, 14)]
+
+
+@pytest.mark.parametrize("name, fields, longest", WHOLE_WHILE_SHORT)
 def test_optimize_attention_that_chooses_keys(name, fields, longest):
     """Which ones depends on padding, in batches longer than the rows of the check."""
     model = build(name, **fields)

@@ -50,18 +50,16 @@ def test_unsupported():
 @pytest.mark.parametrize("max_distance, length, tails", [(2, 6, (4, 4)), (5, 6, (1, 1)), (9, 4, (1, 1))])
 def test_tails_are_those_of_the_map(max_distance, length, tails):
     rows = torch.zeros(1, 2 * max_distance + 1, SIZE)  # all equal, and yet only the clipped ones are one row
-    form = to_toeplitz(
-        Terms(query_table=(Table(rows, clipped(max_distance)),)),
-        AttentionContext(length, length),
-        torch.zeros(1, 1, length, SIZE),
+    table, given = (
+        Table(rows, clipped(max_distance)),
+        (AttentionContext(length, length), torch.zeros(1, 1, length, SIZE)),
     )
-    assert form.query_table.clamped == tails
+    assert to_toeplitz(Terms(query_table=(table,)), *given).query_table.clamped == tails
     whole = Table(rows, torch.zeros_like)
     form = to_toeplitz(Terms(query_table=(whole,)), AttentionContext(3, 3), torch.zeros(1, 1, 3, SIZE))
     assert form.query_table.clamped == (5, 1)
-    both = Terms(query_table=(Table(rows, clipped(max_distance)), Table(rows, clipped(max_distance - 1))))
-    form = to_toeplitz(both, AttentionContext(length, length), torch.zeros(1, 1, length, SIZE))
-    assert form.query_table.clamped == tails
+    both = Terms(query_table=(table, Table(rows, clipped(max_distance - 1))))
+    assert to_toeplitz(both, *given).query_table.clamped == tails
 
 
 def test_terms_that_layers_share_follow_the_dtype_of_a_call():

@@ -35,10 +35,9 @@ def test_attentions_are_those_of_the_output(scheme, backend):
     agree(asked.last_hidden_state, plain.last_hidden_state)
     reference = tiny_model(RelPosBertModel, scheme, "eager")
     reference.load_state_dict(model.state_dict())
-    for weights, expected in zip(
-        asked.attentions, reference(**inputs, output_attentions=True).attentions, strict=True
-    ):
-        agree(weights, expected)
+    expected = reference(**inputs, output_attentions=True).attentions
+    for weights, wanted in zip(asked.attentions, expected, strict=True):
+        agree(weights, wanted)
 
 
 @EVERY_SCHEME
@@ -82,6 +81,5 @@ def loss_and_gradients(model, inputs):
     torch.manual_seed(1)
     loss = model(**inputs, labels=inputs["input_ids"]).loss
     loss.backward()
-    return loss.detach(), {
-        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
-    }
+    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return loss.detach(), {name: gradient.clone() for name, gradient in gradients.items()}

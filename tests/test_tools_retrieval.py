@@ -50,7 +50,6 @@ class Embedder(BaseModel):
 
 def decoder(folder):
     """Of the class Qwen3, which returns keys and values unless it is told not to, and a pipeline does not tell."""
-    torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = Qwen3Config(**sizes, vocab_size=len(VOCABULARY), num_key_value_heads=1, head_dim=8, pad_token_id=0)
     save_with_tokenizer(Qwen3Model(config), Path(folder, "decoder"))

@@ -8,6 +8,7 @@ import selection
 import torch
 from datasets import Dataset
 from elsewhere import run_without_package
+from folders import edit
 from oracles import tiny_model
 from safetensors.torch import load_file
 from selection import FEATURE_SCHEMES, FEW_FEATURE_SCHEMES
@@ -104,20 +105,14 @@ def test_a_sentence_encoder_converted_for_long_texts_reads_them(tmp_path, caplog
     """It reads the ending of a text, and the tokenizer does not warn of its length."""
     source, length = tmp_path / "source", 60
     save_with_tokenizer(bert("BertModel", vocab_size=len(VOCABULARY), max_position_embeddings=40), source)
-    config = source / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": 40}))
+    edit(source, "tokenizer_config.json", model_max_length=40)
     SentenceTransformer(str(source), device="cpu").save_pretrained(str(tmp_path / "sentences"))
     texts = [" ".join(TEXTS[number % 3] for number in range(start, start + 40)) for start in range(30)]
+    options = {"length": length, "steps": 12, "distil_tokens": 4000}
+    given = {"method": "distil", "method_options": options, "texts": texts}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the text is short, and the result poor
-        convert(
-            tmp_path / "sentences",
-            tmp_path / "long",
-            position_embedding_type="relative_key",
-            method="distil",
-            method_options={"length": length, "steps": 12, "distil_tokens": 4000},
-            texts=texts,
-        )
+        convert(tmp_path / "sentences", tmp_path / "long", position_embedding_type="relative_key", **given)
     sentences = SentenceTransformer(str(tmp_path / "long"), device="cpu")
     assert sentences.max_seq_length == length == AutoTokenizer.from_pretrained(tmp_path / "long").model_max_length
     head = " ".join(["bird"] * 45)

@@ -21,9 +21,8 @@ from hf_relpos.models.saved_code import remote_code as saving
 last_checkpoint = import_script("recipes.running").last_checkpoint
 
 
-deberta_first, tables_first = (
-    pytest.mark.parametrize("scheme", with_full([scheme], FEATURE_SCHEMES)) for scheme in ("deberta", "tables")
-)
+deberta_first = pytest.mark.parametrize("scheme", with_full(["deberta"], FEATURE_SCHEMES))
+tables_first = pytest.mark.parametrize("scheme", with_full(["tables"], FEATURE_SCHEMES))
 
 
 def same(model, other):
@@ -146,21 +145,21 @@ class DieWhileSaving(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step != SECOND:
             return
-        import safetensors.torch
         import transformers.modeling_utils
+        from safetensors.torch import save
         from transformers.trainer_callback import TrainerState
 
         if self.part == "code":
             replace = os.replace
-            os.replace = lambda source, target: (
-                half(source, Path(source).read_bytes())
-                if str(target).endswith(saving.MODELING)
-                else replace(source, target)
-            )
+
+            def replace_half(source, target):
+                if str(target).endswith(saving.MODELING):
+                    half(source, Path(source).read_bytes())
+                replace(source, target)
+
+            os.replace = replace_half
         elif self.part == "weights":
-            transformers.modeling_utils.safe_save_file = lambda tensors, path, **kwargs: half(
-                path, safetensors.torch.save(tensors)
-            )
+            transformers.modeling_utils.safe_save_file = lambda tensors, path, **kwargs: half(path, save(tensors))
         elif self.part == "optimizer":
             torch.save = lambda content, path, *rest: half(path, b"PK\x03\x04" + bytes(1000))
         else:
@@ -215,9 +214,8 @@ def test_killed_while_saving(part, scheme, tmp_path, uninterrupted):
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
     code = saving.code_files(model.config)  # which a Trainer that pushes has on the Hub
     assert {name: (tmp_path / name).read_text() for name in code} == code
-    losses, trainer = train(
-        make_model("order", scheme, dropout=0.1), "order", tmp_path, resume=last_checkpoint(tmp_path), **RUN
-    )
+    resumed = make_model("order", scheme, dropout=0.1)
+    losses, trainer = train(resumed, "order", tmp_path, resume=last_checkpoint(tmp_path), **RUN)
     assert len(losses) == 6 and losses == whole[3:] and same(trainer.model, model)
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-9")

@@ -59,7 +59,6 @@ CHANGES = {
 @pytest.mark.parametrize("made", ["plainly", "transposed", "in inference mode"])
 @pytest.mark.parametrize("kind", [FastLinear, Bfloat16Linear, Int8Linear])
 def test_cached_weights_follow_a_change(kind, made, change):
-    torch.manual_seed(0)
     with torch.inference_mode() if made == "in inference mode" else torch.no_grad():
         layer, rows = kind(300, 300).eval(), torch.randn(6, 300)
         if made == "transposed":
@@ -118,7 +117,6 @@ def is_packed(layer):
 
 
 def test_fast_linear_packs_in_the_second_call_of_few_rows():
-    torch.manual_seed(0)
     layer, rows = FastLinear(96, 160), torch.randn(ROWS + 1, 96)
     with torch.no_grad():
         for _ in range(3):

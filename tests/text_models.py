@@ -9,6 +9,7 @@ import torch
 import transformers
 from encoders import tensors_of
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import hf_relpos
@@ -92,9 +93,7 @@ def named() -> Iterator[tuple[str, str]]:
             for names in getattr(modeling_auto, mapping).values():
                 for name in (names,) if isinstance(names, str) else names:
                     found: Any = getattr(transformers, name, None)
-                    if name in seen or not (
-                        isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-                    ):
+                    if name in seen or not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
                         continue
                     seen.add(name)
                     arguments = inspect.signature(found.forward).parameters

@@ -44,9 +44,7 @@ def test_tupe_and_disan(hidden):
 def test_order_does_not_matter(hidden):
     one, other = tiny_attention(["shaw", "t5"]), tiny_attention(["t5", "shaw"])
     turned = {"parts.0": "parts.1", "parts.1": "parts.0"}
-    renamed = {
-        re.sub(r"parts\.\d", lambda part: turned[part[0]], key): value for key, value in one.state_dict().items()
-    }
+    renamed = {re.sub(r"parts\.\d", lambda part: turned[part[0]], key): each for key, each in one.state_dict().items()}
     other.load_state_dict(renamed, strict=True)
     assert (one(hidden)[0] - other(hidden)[0]).abs().max() <= 1e-12
 
@@ -78,18 +76,17 @@ def test_each_scheme_has_its_options(tmp_path):
     assert supported_implementations(config) == ["relpos", "sdpa", "eager"] and config._attn_implementation == "relpos"
 
 
-@pytest.mark.parametrize(
-    "names, options, says",
-    [
-        (["shaw", "disan"], {"clip": 3}, r"position_options\['clip'\].*dict for each.*shaw, disan"),
-        (["shaw", "disan"], {"alibi": {}}, r"position_options\['alibi'\].*shaw, disan"),
-        (["shaw", "disan"], {"shaw": 3}, r"position_options\['shaw'\].*dict for each"),
-        (["shaw", "disan"], {"shaw": {"clip": 0}}, r"position_options\['clip'\] = 0.*'shaw'"),
-        (["shaw", "disan"], {"disan": {"clip": 3}}, r"position_options\['clip'\] = 3.*'disan' has no such option"),
-        *((names, None, "position_embedding_type") for names in ([], ["shaw", "shaw"], ["shaw", "no_such"])),
-    ],
-    ids=str,
-)
+REFUSED_OPTIONS = [
+    (["shaw", "disan"], {"clip": 3}, r"position_options\['clip'\].*dict for each.*shaw, disan"),
+    (["shaw", "disan"], {"alibi": {}}, r"position_options\['alibi'\].*shaw, disan"),
+    (["shaw", "disan"], {"shaw": 3}, r"position_options\['shaw'\].*dict for each"),
+    (["shaw", "disan"], {"shaw": {"clip": 0}}, r"position_options\['clip'\] = 0.*'shaw'"),
+    (["shaw", "disan"], {"disan": {"clip": 3}}, r"position_options\['clip'\] = 3.*'disan' has no such option"),
+    *((names, None, "position_embedding_type") for names in ([], ["shaw", "shaw"], ["shaw", "no_such"])),
+]
+
+
+@pytest.mark.parametrize("names, options, says", REFUSED_OPTIONS, ids=str)
 def test_combinations_that_are_refused(names, options, says):
     with pytest.raises(ValueError, match=says):
         tiny_config(names, position_options=options)
@@ -119,18 +116,17 @@ def others():
     del SCHEMES["twist"], SCHEMES["ramp"]
 
 
-@pytest.mark.parametrize(
-    "names, says",
-    [
-        (["tener", "deberta"], "tener.*deberta.*two schemes that both set `scale`"),
-        (["rope", "twist"], "two schemes that both set `rotate`"),
-        (["rope", "shaw"], "rope.*shaw.*a rotation cannot be combined with vectors"),
-        (["transformer_xl", "rope"], "a rotation cannot be combined with vectors"),
-        (["rope", "harmonic"], "a rotation cannot be combined with vectors"),
-        (["absolute", "ramp"], "absolute and ramp both act on the input"),
-    ],
-    ids=str,
-)
+REFUSED = [
+    (["tener", "deberta"], "tener.*deberta.*two schemes that both set `scale`"),
+    (["rope", "twist"], "two schemes that both set `rotate`"),
+    (["rope", "shaw"], "rope.*shaw.*a rotation cannot be combined with vectors"),
+    (["transformer_xl", "rope"], "a rotation cannot be combined with vectors"),
+    (["rope", "harmonic"], "a rotation cannot be combined with vectors"),
+    (["absolute", "ramp"], "absolute and ramp both act on the input"),
+]
+
+
+@pytest.mark.parametrize("names, says", REFUSED, ids=str)
 @pytest.mark.usefixtures("others")
 def test_what_does_not_combine(names, says):
     with pytest.raises(ValueError, match=says):

@@ -65,14 +65,12 @@ VARIANTS = [
     ("xlnet", {"segments": False}, "r (24, 3, 8); r_w_bias (3, 8); r_r_bias (3, 8)"),
 ]
 OTHERS = [(name, {}, PARAMETERS.get(name, "")) for name in SCHEMES if name not in WITH_NAMES_OF_ORIGINALS]
+WRONG_KINDS = [{"pos_att_type": kinds} for kinds in ("c2p|p2p", ["c2p", "c2p"], "")]
 # Options that a scheme does not take, or not together; the error names the first.
 REFUSED = {
     "alibi": [{"variant": "asymmetric"}],  # half of three heads
     "cape": [{"max_global_shift": -1}, {"max_local_shift": math.inf}, {"max_global_scaling": 0.9}, {"freq_scale": 0}],
-    "deberta": [
-        *({"pos_att_type": kinds} for kinds in ("c2p|p2p", ["c2p", "c2p"], "")),
-        *({"buckets": 1}, {"buckets": 32}, {"max_distance": 0}),
-    ],
+    "deberta": [{"buckets": 1}, {"buckets": 32}, {"max_distance": 0}, *WRONG_KINDS],
     "harmonic": [{"period": 3}, {"terms": "AC"}],
     "log_cpb": [{"window": 1}],
     "nezha": [{"max_relative_position": 2**24}],

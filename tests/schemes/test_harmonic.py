@@ -246,7 +246,6 @@ def test_features_lose_no_more_than_rows(dtype):
 
 
 def test_fresh_tables_are_as_large_as_those_of_other_schemes():
-    torch.manual_seed(0)
     config = tiny_config("harmonic", initializer_range=0.1, position_options={"waves": 8}, hidden_size=384)
     scheme = RelPosBertModel(config).encoder.layer[0].attention.self.distance_embedding
     rows = scheme(AttentionContext(64, 64)).query_table[0].rows

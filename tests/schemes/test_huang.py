@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
+from computed import Computed
 from oracles import array, layer_error, padding, tiny_attention, tiny_config
-from test_formula import LargestTensor
 from torch.autograd import gradcheck
 
 from hf_relpos import AttentionContext, RelPosBertModel, Table, Terms, attend
@@ -85,11 +85,11 @@ def test_the_gain_by_feature_makes_nothing_of_size_length_times_keys_times_d():
         kept.append(tensor.numel())
         return tensor
 
-    with LargestTensor() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with Computed() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         terms = Terms(feature_gain=Table(rows, lambda r: r + length - 1))
         out, _ = attend(query, key, value, terms, AttentionContext(length, length))
         out.square().sum().backward()
-    assert seen.elements <= heads * length * length
+    assert seen.largest <= heads * length * length
     assert sum(kept) <= 8 * heads * length * length  # autograd of the plain sum over features keeps 2d of them
     assert all(tensor.grad.isfinite().all() for tensor in (query, key, value, rows))
 

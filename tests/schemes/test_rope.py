@@ -46,10 +46,7 @@ VARIANTS = {
     "half": ({"pairing": "half"}, {"pairing": "half"}),
     "base": ({"rope_parameters": {"rope_theta": 50}}, {"base": 50}),
     "partial": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, {"w": 4}),
-    "partial half": (
-        {"rope_parameters": {"partial_rotary_factor": 0.5}, "pairing": "half"},
-        {"w": 4, "pairing": "half"},
-    ),
+    "both": ({"rope_parameters": {"partial_rotary_factor": 0.5}, "pairing": "half"}, {"w": 4, "pairing": "half"}),
     "one plane": ({"rope_parameters": {"partial_rotary_factor": 0.25}}, {"w": 2}),
     "linear": ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, {"place": lambda p: p / 4}),
 }
@@ -97,18 +94,14 @@ def parity(case: str) -> float:
 # D, H and d of models of Transformers; `max_position_embeddings` is what `dynamic` was trained on
 SIZES = {"hidden_size": 192, "num_attention_heads": 3, "max_position_embeddings": 64}
 LONGER = {"factor": 4.0, "original_max_position_embeddings": 64}
+FACTORS = {"short_factor": [1.0] * 32, "long_factor": [1.0 + n for n in range(32)]}
+WHOLE_YARN = {"attention_factor": 0.7, "beta_fast": 8, "beta_slow": 2, "truncate": False, "rope_theta": 500.0}
 BY_TRANSFORMERS = {
     "yarn": {"rope_type": "yarn", **LONGER},
-    "yarn, all of it": {
-        **{"rope_type": "yarn", "attention_factor": 0.7, "beta_fast": 8, "beta_slow": 2, "truncate": False},
-        **{**LONGER, "rope_theta": 500.0},
-    },
+    "yarn, all of it": {**LONGER, "rope_type": "yarn", **WHOLE_YARN},
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
     "llama3": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LONGER},
-    "longrope": {
-        **{"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [1.0 + n for n in range(32)]},
-        **LONGER,
-    },
+    "longrope": {**LONGER, "rope_type": "longrope", **FACTORS},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
 }
 
@@ -177,6 +170,7 @@ def test_one_graph_holds_every_type_and_every_length():
             assert (compiled(ids)[0] - model(ids)[0]).abs().max() <= 1e-6
 
 
+TOO_FEW = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]}
 REFUSED = {
     "rope_teta": ({"rope_teta": 500.0}, "did you mean 'rope_theta'"),
     "a base of 0": ({"rope_theta": 0}, "= 0 is not accepted"),
@@ -188,10 +182,7 @@ REFUSED = {
     "too many": ({"partial_rotary_factor": 1.5}, "rotates 12 of the 8"),
     "one plane": ({"rope_type": "dynamic", "factor": 2.0, "partial_rotary_factor": 0.25}, "2 of the 8", "at least 4"),
     "no factor": ({"rope_type": "yarn"}, "'yarn' needs factor"),
-    "too few factors": (
-        {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]},
-        "'longrope' needs long_factor for 4 planes",
-    ),
+    "too few factors": (TOO_FEW, "'longrope' needs long_factor for 4 planes"),
 }
 
 

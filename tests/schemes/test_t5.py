@@ -35,12 +35,10 @@ def paper(layer, scale, **how):
     return score
 
 
-@pytest.mark.parametrize(
-    "buckets, max_distance, causal", [(32, 128, False), (8, 10, False), (4, 2, False), (6, 9, True)]
-)
+@pytest.mark.parametrize("buckets, reach, causal", [(32, 128, False), (8, 10, False), (4, 2, False), (6, 9, True)])
 @pytest.mark.parametrize("scaling, scale", [("bert", 1 / math.sqrt(8)), ("t5", 1.0)])
-def test_equals_the_paper(scaling, scale, buckets, max_distance, causal):
-    how = {"buckets": buckets, "max_distance": max_distance}
+def test_equals_the_paper(scaling, scale, buckets, reach, causal):
+    how = {"buckets": buckets, "max_distance": reach}
     layer = tiny_attention("t5", is_decoder=causal, position_options={"scaling": scaling, **how})
     hidden, real = torch.randn(2, 24, 24, dtype=torch.float64), padding([24, 17], 24)
     assert layer_error(layer, hidden, real, paper(layer, scale, causal=causal, **how)) <= 1e-10

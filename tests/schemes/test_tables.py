@@ -43,11 +43,9 @@ def test_equals_the_formula(terms, per_head, storage):
     assert layer_error(layer, hidden, real, *paper(layer)) <= 1e-10
 
 
-@pytest.mark.parametrize(
-    ("max_distance", "dense", "per_octave"), [(511, 16, 4), (7, 2, 1), (1, 16, 4), (16, 16, 4), (17, 16, 4)]
-)
-def test_knots(max_distance, dense, per_octave):
-    offsets = knots(max_distance, dense, per_octave)
+@pytest.mark.parametrize("given", [(511, 16, 4), (7, 2, 1), (1, 16, 4), (16, 16, 4), (17, 16, 4)])
+def test_knots(given):
+    offsets, (max_distance, dense, _) = knots(*given), given
     assert offsets == sorted(set(offsets)) and offsets == [-offset for offset in reversed(offsets)]
     assert offsets[-1] == max_distance
     near = min(dense, max_distance)

@@ -22,11 +22,10 @@ def paper(layer, clamp):
     return score
 
 
-@pytest.mark.parametrize(
-    "options, clamp",
-    [({}, math.inf), ({"clamp_len": 1}, 1), ({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15)],
-    ids=str,
-)
+CLAMPS = [({}, math.inf), ({"clamp_len": 1}, 1), ({"clamp_len": 4}, 4), ({"out_of_range": "clip"}, 15)]
+
+
+@pytest.mark.parametrize("options, clamp", CLAMPS, ids=str)
 def test_equals_the_paper(options, clamp):
     """Past the trained range, too."""
     layer = tiny_attention("transformer_xl", position_options=options)
