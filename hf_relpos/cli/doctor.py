@@ -48,7 +48,7 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
 
     from .. import __version__
     from ..live.optimize import rates_of
-    from ..products.cpu_gemm import bmm_library, linear_library
+    from ..products.cpu_gemm import HALF, bmm_library, half_library, linear_library
 
     threads = torch.get_num_threads()
     processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} {'threads' if threads > 1 else 'thread'}"
@@ -59,12 +59,13 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
         "python": platform.python_version(),
         "devices": ", ".join(devices),
     }
-    for name, library in (("linear", linear_library()), ("bmm", bmm_library())):
-        used = "oneDNN is" if library.is_used else "PyTorch's own is"
+    ways = {name: ("oneDNN", "PyTorch's own") for name in ("linear", "bmm")}
+    ways |= {str(dtype)[6:]: ("float32", str(dtype)[6:]) for dtype in HALF}
+    for name, library in zip(ways, (linear_library(), bmm_library(), *map(half_library, HALF)), strict=True):
         allowed = "" if library.allowed else ", because of HF_RELPOS_FAST_PRODUCTS"
-        versions[name] = f"{rates_of(library)}; {used} used{allowed}"
+        versions[name] = f"{rates_of(library, *ways[name])}; {ways[name][not library.is_used]} is used{allowed}"
     for name, value in versions.items():
-        if why or name not in ("linear", "bmm"):
+        if why or name not in ways:
             console.print(f"{name:13}{value}", markup=False, highlight=False)
     return versions
 

@@ -66,6 +66,7 @@ class Setup:
         is_foreign: whether code of others was among them.
         checked: the length of the longest batch of the check.
         keeps_states: whether calls that ask for all hidden states keep their padding.
+        in_float32: whether calls in half precision are computed in float32.
         fewest: padding tokens that are worth taking out.
         difference: from Transformers at tokens, as a share of the largest value.
         record: of its calls; None for those of a check, in which errors are raised.
@@ -83,6 +84,7 @@ class Setup:
     is_foreign: bool = False
     checked: int = 0
     keeps_states: bool = False
+    in_float32: bool = False
     fewest: int = field(default_factory=lambda: FEWEST)
     difference: float = 0.0
     record: Record | None = None
@@ -95,7 +97,7 @@ class Setup:
     def for_check(self, *levels: Level) -> "Setup":
         """The same for a check: of these levels, or of its own, without a record, and of any padding."""
         tried = tuple(level.for_check() for level in levels or self.levels)
-        return replace(self, levels=tried, trusted=None, fewest=1, record=None)
+        return replace(self, levels=tried, trusted=None, fewest=1, record=None, in_float32=False)
 
     def without_record(self) -> "Setup":
         """For copies to measure on."""

@@ -24,9 +24,9 @@ from .call import EncoderCall, Level, Setup
 from .contract import DELEGATE, Contract, Native, WithPadding, take_over
 from .encoder import SETUP, optimized_forward, plan
 from .foreign import kinds_in, modules_in
-from .guard import Guard, WriteError, is_half
+from .guard import HALF, Guard, WriteError, is_half
 from .own import OwnParts
-from .probe import MEMORIES, SIDES, TOLERANCE, Probe, differences, outputs_of, without_dropout
+from .probe import MEMORIES, SIDES, TOLERANCE, TOLERANCE_OF_HALF, Probe, differences, outputs_of, without_dropout
 from .shadow import first_layers, shadow
 from .substitute import MADE_OF, substitute_class
 
@@ -186,6 +186,11 @@ class Check:
         if (seconds := time.perf_counter() - begin) > SLOW:
             return f"its own forward takes {seconds:.0f} s for a few tokens, too long to try others"
         base = replace(self.base, returns_cache=self._returns_cache())
+        if rounded is not None and base.in_float32:
+            is_half_all = all(each.dtype in HALF or not each.is_floating_point() for each in rounded.values())
+            exact = outputs_of(shadow(self.encoder, has_memory=False), self.probe.inputs)
+            is_near = bool((differences(rounded, exact, self.probe.real) <= TOLERANCE_OF_HALF).all())
+            base = replace(base, in_float32=is_half_all and is_near)
         reasons = []
         for levels in self.levels():
             best = self._best(base, levels, expected)
@@ -208,6 +213,8 @@ class Check:
             if base.is_foreign:
                 best = replace(best, trains=self._trains(best))
             return replace(best, sides=best.sides if base.sides else (), levels=with_others(level, self.own))
+        if base.in_float32:
+            return replace(base, sides=())
         return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:

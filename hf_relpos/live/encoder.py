@@ -8,12 +8,14 @@ import torch
 from ..host.tracing import is_traced
 from .arguments import parameters_of
 from .call import FEWEST, EncoderCall, Level, MismatchError, Setup
+from .half import InFloat32, against_float32
 from .record import TWICE, Answer, Reason, is_watching
 from .rules import CALL, CODE, PADDING, reasons
 from .substitute import stock_class
 
 
 SETUP = "_hf_relpos"  # the attribute that holds an encoder's `Setup`
+HALF_PRECISION = "It stays in half precision, for its gradients, for autocast, or for its cache."
 STOCK = "Transformers"  # the level of calls that its own forward computes
 
 
@@ -87,6 +89,10 @@ def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
         why += [Reason(f"Not by level {level.name}.", f"not by level {level.name}: {each}") for each in against]
         if not against:
             found.append(level)
+    if call.setup.in_float32:
+        half = against_float32(call)
+        why += [Reason(HALF_PRECISION, half)] if half else []
+        found = found if half else [InFloat32(each) for each in (*found, None)]
     if found and (changed := next(iter(reasons([CODE], call)), None)):
         return [], [changed]
     return found, why

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from ..host.torch import DispatchMode, map_tensors, written_tensors
+from ..products.cpu_gemm import HALF
+from ..products.weight_cache import PRIVATE
 from .foreign import modules_in
 
 
-HALF = (torch.float16, torch.bfloat16)
 # Layers that compare the dtypes of their input and weights, before an operation can cast them.
 CHECKING = (nn.RNNBase, nn.modules.conv._ConvNd)
 
@@ -47,10 +48,7 @@ class Guard(DispatchMode):
                     self.held.append((name, each, each.data))
         for part in modules_in(model) if self.casts else ():
             if isinstance(part, CHECKING):
-                parameters = {name: each for name, each in part._parameters.items() if each is not None}
-                part._parameters |= {name: nn.Parameter(each.float(), False) for name, each in parameters.items()}
-                if isinstance(part, nn.RNNBase):
-                    part._flat_weights = [part._parameters[name] for name in part._flat_weights_names]
+                widen(part)
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -74,7 +72,7 @@ class Guard(DispatchMode):
             if func is torch.ops.aten.embedding.default:  # of a large table few rows are read
                 return func(*args, **given[1]).float()
             if not any(each.dtype in HALF for each in written_tensors(func, *given)):
-                given = map_tensors(torch.Tensor, _in_float32, given)
+                given = map_tensors(torch.Tensor, in_float32, given)
             if given[1].get("dtype") in HALF:
                 given[1]["dtype"] = torch.float32
         if name := next(filter(None, map(self._name_of, written_tensors(func, *given))), ""):
@@ -92,7 +90,19 @@ class Guard(DispatchMode):
         return ""
 
 
-def _in_float32(value: torch.Tensor) -> torch.Tensor:
+def widen(part: Any) -> None:
+    """Give a part of a copy weights and buffers in float32."""
+    for own in (part._parameters, part._buffers):
+        halves = {name: each for name, each in own.items() if each is not None and each.dtype in HALF}
+        for name, each in halves.items():
+            own[name] = nn.Parameter(each.float(), False)
+            setattr(own[name], PRIVATE, True)
+    if isinstance(part, nn.RNNBase):
+        part._flat_weights = [part._parameters[name] for name in part._flat_weights_names]
+
+
+def in_float32(value: torch.Tensor) -> torch.Tensor:
+    """A tensor; one in half precision in float32."""
     return value.float() if value.dtype in HALF else value
 
 

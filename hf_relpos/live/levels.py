@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from ..models.modeling_relpos_bert import RelPosBertModel
+from ..products.cpu_gemm import half_library
 from ..products.weight_cache import CachingLinear, forget
 from .arguments import wants
 from .call import Setup
@@ -14,6 +15,7 @@ from .encoder import SETUP
 from .end_to_end import MAY_READ, losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
+from .half import TWIN, half_of
 from .labels import keep_labelled_padding
 from .own import give_speech, own_parts
 from .probe import SIDES, padding_tokens
@@ -24,6 +26,7 @@ from .substitute import MADE_OF, OURS, stock_class, substitute_class
 PADDINGS = ("zeros", "mask", "stock", "auto")
 # Packages whose objects read the outputs of their models by the mask.
 PIPELINES = "transformers.pipelines."
+IN_FLOAT32 = "half precision runs in float32"
 READERS = ("sentence_transformers.", PIPELINES)
 
 
@@ -69,19 +72,20 @@ class Skipped:
     reason: str
 
 
-def take_padding_out(found: Found, padding: str, record: Record) -> list[Encoder | Skipped]:
+def take_padding_out(found: Found, padding: str, record: Record, widens: bool = False) -> list[Encoder | Skipped]:
     """Let the encoders in a module compute batches without their padding.
 
     Args:
         padding: one of `PADDINGS`.
         record: of their calls.
+        widens: whether those in half precision may compute in float32.
 
     Returns:
         What became of each of them.
     """
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
-    setups = {name: _setup_of(encoder, found, padding) for name, encoder in encoders_in(root)}
+    setups = {name: _setup_of(encoder, found, padding, widens) for name, encoder in encoders_in(root)}
     if layers := give_speech(root):  # after encoders of text, which may have sound inside
         effect = "relative attention of sound is faster, in memory linear in the length"
         reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
@@ -110,7 +114,7 @@ def take_padding_out(found: Found, padding: str, record: Record) -> list[Encoder
         if isinstance(setup, Setup):
             allowed = tuple(side for side in setup.sides if side in sides)
             setup = replace(setup, sides=allowed, trains=setup.trains and trains, keeps_states=may_read, record=record)
-            if setup.sides or setup.own is not None:
+            if setup.sides or setup.own is not None or setup.in_float32:
                 reports.append(replace(_changed(place, kind, encoder, setup, reader), is_bare=encoder is root))
                 continue
             setup = f"padding stays: {reader}"
@@ -118,11 +122,13 @@ def take_padding_out(found: Found, padding: str, record: Record) -> list[Encoder
     return reports
 
 
-def _setup_of(encoder: Any, found: Found, padding: str) -> Setup | str:
+def _setup_of(encoder: Any, found: Found, padding: str, widens: bool) -> Setup | str:
     """The setup that agrees with Transformers; if there is none, why."""
     known, foreign = kinds_in(encoder)
     own = None if foreign else own_parts(encoder)
-    if reason := refusal(encoder, own, padding == "stock"):
+    half = half_of(encoder) if widens else None
+    in_float32 = half is not None and half_library(half).is_used
+    if reason := refusal(encoder, own, padding == "stock" and not in_float32):
         return reason
     pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
     sides = () if padding == "stock" else SIDES
@@ -130,7 +136,7 @@ def _setup_of(encoder: Any, found: Found, padding: str) -> Setup | str:
         type(found.owner).__module__.startswith(PIPELINES) and not getattr(found.module, "can_generate", bool)()
     )
     setup = Setup((), sides, pads, trusts_mask=padding == "mask", trusted=known, drops_cache=drops_cache)
-    return Check(encoder, setup, own).setup()
+    return Check(encoder, replace(setup, in_float32=in_float32), own).setup()
 
 
 def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> Encoder:
@@ -144,7 +150,8 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
     own = [] if setup.own is None else setup.own.attention_in(encoder)
     layers = len(encoder.encoder.layer if isinstance(encoder, RelPosBertModel) else own)
-    effects = [] if setup.own is None else [setup.own.effect]
+    effects = [IN_FLOAT32] if setup.in_float32 else []
+    effects += [] if setup.own is None else [setup.own.effect]
     if setup.sides:
         where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
         effects.append(
@@ -179,6 +186,7 @@ def restore(module: Any) -> None:
     """Give a module the class and the attention that it had before `optimize`."""
     own = vars(module)
     own.pop(SETUP, None)
+    own.pop(TWIN, None)
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)

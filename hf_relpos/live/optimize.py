@@ -11,14 +11,16 @@ from torch import nn
 
 from ..deferred import when_imported
 from ..host.torch import QUANTIZERS, before_quantization
-from ..products.cpu_gemm import FastLinear, Library, limit_caches, linear_library, packed_rows
-from ..products.low_precision import KINDS, int8_rates
+from ..products.cpu_gemm import HALF, FastLinear, Library, half_library, limit_caches, linear_library, packed_rows
+from ..products.low_precision import KINDS, HalfLinear, int8_rates
 from ..products.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
 from .comparison import Agreement, Comparison, Sample
+from .encoder import SETUP
 from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
-from .levels import PADDINGS, Encoder, Skipped, restore, restore_attention, take_padding_out
+from .half import TWIN, tables_of
+from .levels import IN_FLOAT32, PADDINGS, Encoder, Skipped, restore, restore_attention, take_padding_out
 from .precision import choose
 from .record import Answer, Counts, Record, watching
 from .splade import take_maxima_first
@@ -41,7 +43,7 @@ class Optimized:
         left: those that it left as they are, and why.
         linear: how many linear layers compute in float32; None where none was to be changed.
         products: by which library, with the rates and errors measured on this machine.
-        rounded: how many linear layers compute in a lower precision, as a sentence.
+        rounded: what computes in another precision than it has, as a sentence.
         agreement: of the outputs with those before, for "int8", "auto" and a sample.
         choices: time and agreement of each precision, for "auto".
         copies: which writes to weights their copies do not follow, if there are copies.
@@ -77,6 +79,7 @@ class Optimized:
         """
         for module in self._modules or ():
             forget(module)
+            vars(module).pop(TWIN, None)
             forget_projections(module)
 
     def counts(self) -> Counts:
@@ -114,10 +117,11 @@ class Optimized:
         if self.linear and self.products.startswith(ONEDNN):
             faster.append(f"{self.linear} layers {ONEDNN}")
         words = [f"padding taken out (level {levels})"] if levels else []
+        words += [IN_FLOAT32] if IN_FLOAT32 in effects else []
         words += [re.split(r", and| \([A-Z]", each)[0] for each in reasons[:1]]
         words += [re.split("[:(]", self.rounded)[0].replace(" linear", "").strip()] if self.rounded else []
         words += [f"faster: {', '.join(faster)}"] if faster else []
-        return "; ".join(words) or "nothing is changed"
+        return "; ".join(dict.fromkeys(words)) or "nothing is changed"
 
     def __str__(self) -> str:
         if self._modules is None:
@@ -147,6 +151,7 @@ def optimize(
     - Relative attention of DeBERTa v1 to v3, MPNet, RoFormer, XLNet, T5, mT5, UMT5, Wav2Vec2-BERT and SeamlessM4T v2's
       speech encoder computes with this package's backends.
     - Linear layers multiply by oneDNN where a measurement finds it faster on this machine, and as exact.
+    - Encoders in half precision compute inference in float32 where that is faster, by a copy with float32 weights.
 
     Parameters, their names, the state dict and what `save_pretrained` writes stay as they are; training, gradient
     checkpointing, adapters, copies and threads work as before. docs/live.md has the calls that Transformers answers.
@@ -207,7 +212,9 @@ def optimize(
     before = [(module, type(module)) for root in roots for module in root.modules()]
     try:
         reports = [
-            report for each in found for report in take_padding_out(each, padding if unpad else "stock", record)
+            report
+            for each in found
+            for report in take_padding_out(each, padding if unpad else "stock", record, precision is not None)
         ]
         encoders = tuple(each for each in reports if isinstance(each, Encoder))
         skipped = tuple(each for each in reports if isinstance(each, Skipped))
@@ -243,6 +250,7 @@ def _change_products(
     if library.is_used or (layers and packed_rows()):
         for layer in layers:
             layer.__class__ = FastLinear
+    widened = "" if precision is None else _widen_products(modules)
     if precision is not None and any([take_maxima_first(root) for root in roots]):
         handle.products += "; the vocabulary head reads tokens only, and gives their maxima to SpladePooling"
     if precision == "int8" and not int8_rates().is_faster:
@@ -260,26 +268,44 @@ def _change_products(
     if packed_rows() and handle.linear:
         memory = sum(layer.weight.nbytes for layer in {*layers} - {*rounded}) / 1e6
         handle.products += f"; calls of up to {packed_rows()} tokens read packed copies of weights, {memory:.3g} MB"
-    if rounded or packed_rows():
+    handle.rounded = "; ".join(filter(None, (handle.rounded, widened)))
+    if handle.rounded or packed_rows():
         handle.copies = "after writes through .data to single elements of a weight call refresh(); others are seen"
 
 
-def rates_of(library: Library) -> str:
-    """Both rates of a kind of product in float32 on the CPU, and its errors."""
+def _widen_products(modules: list[nn.Module]) -> str:
+    """Let linear layers in half precision multiply in float32 where that is faster; what does so, in words."""
+    encoders = [each for each in modules if getattr(vars(each).get(SETUP), "in_float32", False)]
+    weights: set[torch.Tensor] = {weight for each in encoders for weight in {*each.parameters()} - tables_of(each)}
+    layers = [each for each in _linear_layers(modules, HALF) if each.weight not in weights]
+    layers = [each for each in layers if half_library(each.weight.dtype).is_used]
+    for layer in layers:
+        layer.__class__ = HalfLinear
+    weights = {each for each in (*weights, *(layer.weight for layer in layers)) if each.dtype in HALF}
+    dtypes = {each.dtype: half_library(each.dtype) for each in weights}
+    rates = "; ".join(rates_of(library, "float32", str(dtype)[6:]) for dtype, library in dtypes.items())
+    memory = f"{sum(4 * each.numel() for each in weights) / 1e6:.3g} MB"
+    memory += f", as much again by calls of up to {packed_rows()} tokens" if packed_rows() else ""
+    text = f"{IN_FLOAT32} (inference): {rates}; copies of weights take {memory}"
+    return text if weights else ""
+
+
+def rates_of(library: Library, fast: str = "oneDNN", own: str = "PyTorch's own") -> str:
+    """Both rates of a kind of product on the CPU, and its errors."""
     return (
-        f"oneDNN {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; PyTorch's own "
+        f"{fast} {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; {own} "
         f"{library.torch_rate:.0f} GFLOP/s, error {library.torch_error:.0e}"
     )
 
 
-def _linear_layers(modules: list[nn.Module]) -> list[nn.Linear]:
-    """Those that nobody else has changed: of that very class, with float32 weights on the CPU."""
+def _linear_layers(modules: list[nn.Module], dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> list[nn.Linear]:
+    """Those that nobody else has changed: of that very class, with weights of some dtypes on the CPU."""
     return [
         module
         for module in modules
         if type(module) is nn.Linear
         and "forward" not in vars(module)
         and type(module.weight) is nn.Parameter
-        and module.weight.dtype == torch.float32
+        and module.weight.dtype in dtypes
         and module.weight.device.type == "cpu"
     ]

@@ -103,7 +103,8 @@ def _few(call: EncoderCall) -> str:
     return f"it has {count}; from {call.setup.fewest} on it is worth taking them out"
 
 
-def _cache(call: EncoderCall) -> str:
+def returns_cache(call: EncoderCall) -> str:
+    """Why later calls may read what a call returns."""
     if "use_mems" in call.names and call.wants("use_mems"):
         return "it returns XLNet's memory: pass use_mems=False"
     if call.setup.returns_cache and call.wants("use_cache"):
@@ -189,7 +190,7 @@ def _side(call: EncoderCall) -> str:
 # For these it keeps its padding; attention of this package may compute it all the same.
 PADDING = (
     Rule("The batch has fewer than 16 padding tokens.", _few),
-    Rule("It returns keys and values, or XLNet's memory: pass `use_cache=False` or `use_mems=False`.", _cache),
+    Rule("It returns keys and values, or XLNet's memory: pass `use_cache=False` or `use_mems=False`.", returns_cache),
     Rule('It asks for hidden states, under `padding="auto"`.', _states),
     Rule("Its labels at padding are not -100, and the head around the encoder has them in its loss.", _labels),
     Rule("Code of others reads other rows or padding in training.", _trains),

@@ -45,6 +45,7 @@ from .weight_cache import CachingLinear, cached
 
 SETTING = "HF_RELPOS_FAST_PRODUCTS"
 VALUES = ("0", "linear", "unpacked", "1")
+HALF = (torch.float16, torch.bfloat16)
 # With fewer rows of a matrix, a product is bound by memory and neither library is faster.
 FEWEST_ROWS = 4
 FASTER = 1.02  # oneDNN is used if it is at least so many times as fast
@@ -148,6 +149,18 @@ def linear_library() -> Library:
     fast = (lambda: onednn_linear(rows, weight, bias)) if has_onednn_linear() else None
     found = _compare(lambda: nn.functional.linear(rows, weight, bias), fast, exact, 2 * 128 * 768 * 1536)
     return replace(found, allowed=_setting() != "0")
+
+
+@functools.cache
+def half_library(dtype: torch.dtype) -> Library:
+    """Measure linear layers in half precision, once per process: PyTorch's own, and in the place of oneDNN float32."""
+    generator = torch.Generator().manual_seed(0)
+    halves = [torch.randn(size, 768, generator=generator).to(dtype) for size in (32, 768)]
+    rows, weight = (each.float() for each in halves)
+    exact, linear_library_ = rows.double() @ weight.double().t(), linear_library()
+    own = partial(nn.functional.linear, *halves)
+    found = _compare(own, lambda: linear(rows, weight), exact, 2 * 32 * 768 * 768)
+    return replace(found, allowed=linear_library_.allowed)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Linear layers that multiply in a lower precision than their weights have."""
+"""Linear layers that multiply in another precision than their weights have."""
 
 import functools
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from ..host.torch import (
     pack_weight,
 )
 from ..host.tracing import is_traced, is_transformed
-from .cpu_gemm import has_gradients, linear, linear_library, packed_rows, seconds_of
+from .cpu_gemm import HALF, has_gradients, linear, linear_library, packed_rows, seconds_of
 from .weight_cache import CachingLinear, cached
 
 
@@ -74,6 +74,20 @@ class Int8Linear(CachingLinear):
 
 
 KINDS: dict[str, type[nn.Linear]] = {"bfloat16": Bfloat16Linear, "int8": Int8Linear}
+
+
+class HalfLinear(CachingLinear):
+    """`torch.nn.Linear` with weights in half precision, and products in float32 in inference, of a kept copy."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As `torch.nn.Linear`."""
+        weight, bias = self.weight, self.bias
+        is_half = input.dtype == weight.dtype and input.dtype in HALF and input.device == torch.device("cpu")
+        often = has_gradients(input, weight, bias) or is_traced() or is_transformed()
+        if not is_half or often or torch.is_autocast_enabled("cpu"):
+            return nn.functional.linear(input, weight, bias)
+        rows, wide = input.float(), cached(self, torch.Tensor.float)
+        return linear(rows, wide, None if bias is None else bias.float()).to(input.dtype)
 
 
 class Rounded(NamedTuple):
