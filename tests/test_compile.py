@@ -36,9 +36,10 @@ def graphs_made():
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize(
-    "way", with_full(["eager relpos"], ["eager eager", "eager sdpa", "aot_eager relpos", "inductor relpos"])
-)
+MORE_WAYS = ["eager eager", "eager sdpa", "aot_eager relpos", "inductor relpos"]
+
+
+@pytest.mark.parametrize("way", with_full(["eager relpos"], MORE_WAYS))
 @pytest.mark.parametrize("scheme", with_full(["deberta", "tables", "rope", "harmonic"], FEATURE_SCHEMES))
 def test_one_graph_for_all_lengths(scheme, way):
     compiler, backend = way.split()
@@ -63,9 +64,8 @@ def test_one_graph_for_all_lengths(scheme, way):
 def test_dropout_is_compiled(scheme, backend):
     """Its probability, too, which `dynamic=True` makes an input of the graph; numbers are drawn anew."""
     torch._dynamo.reset()
-    model = tiny_model(
-        RelPosBertForMaskedLM, scheme, backend, num_hidden_layers=1, attention_probs_dropout_prob=0.5
-    ).train()
+    fields = {"num_hidden_layers": 1, "attention_probs_dropout_prob": 0.5}
+    model = tiny_model(RelPosBertForMaskedLM, scheme, backend, **fields).train()
     compiled, arguments = torch.compile(model, fullgraph=True, dynamic=True, backend="eager"), batch_of(9)
     logits, _ = step(compiled, model, arguments)
     again, gradients = step(compiled, model, arguments)

@@ -17,6 +17,7 @@ import torch
 from datasets import ClassLabel, Dataset
 from launching import SCRIPTS, import_script, run_code, run_python
 from scipy.stats import spearmanr
+from selection import with_full
 from seqeval.metrics import f1_score
 from transformers import (
     AutoConfig,
@@ -50,9 +51,8 @@ def data(tmp_path_factory):
     """Two novels as data of every recipe: whose paragraph, which words are names, which name a context has, …"""
     folder = tmp_path_factory.mktemp("data")
     she, island = paragraphs("train"), paragraphs("eval")
-    rows = [
-        pair for both in zip(she, island, strict=False) for pair in zip(("Haggard", "Stevenson"), both, strict=True)
-    ]
+    authors = ("Haggard", "Stevenson")
+    rows = [pair for both in zip(she, island, strict=False) for pair in zip(authors, both, strict=True)]
     for name, part in (("train", rows[:160]), ("dev", rows[160:200])):
         lines = [f"{label}\t{text}\n" for label, text in part]
         (folder / f"{name}.tsv").write_text("label\ttext\n" + "".join(lines), "utf-8")
@@ -113,9 +113,8 @@ def classify(data, out, *more, model=CHECKPOINT):
 def test_a_classifier_learns_and_is_measured_again(data, relative, tmp_path):
     """What is saved has the labels' names, and the accuracy that it was measured with."""
     out = tmp_path / "out"
-    found = classify(
-        data, out, "--do_train", "--do_eval", "--max_steps", 40, "--max_train_samples", 40, model=relative
-    )
+    run = ("--do_train", "--do_eval", "--max_steps", 40, "--max_train_samples", 40)
+    found = classify(data, out, *run, model=relative)
     assert stored(out, "train")["train_loss"] < 0.6 and 0 < found["eval_accuracy"] < 1
     assert (stored(out, "train")["train_samples"], stored(out, "eval")["eval_samples"]) == (40, 40)
     assert (out / "all_results.json").is_file()
@@ -174,9 +173,8 @@ def test_classes_are_predicted_with_and_without_labels(data, relative, tmp_path)
     flags = ("--do_predict", "--train_sampling_strategy", "group_by_length", "--max_predict_samples", 30)
     train = ("--do_train", "--do_eval", "--max_steps", 12, "--max_eval_samples", 30, *flags)
     found = classify(data, tmp_path / "out", *train, "--test_file", data / "dev.tsv", model=relative)
-    assert (
-        found["predict_accuracy"] == found["eval_accuracy"] == stored(tmp_path / "out", "predict")["predict_accuracy"]
-    )
+    written = stored(tmp_path / "out", "predict")
+    assert found["predict_accuracy"] == found["eval_accuracy"] == written["predict_accuracy"]
     test = ("--test_file", tmp_path / "bare.tsv", "--model_name_or_path", tmp_path / "out", "--max_seq_length", 48)
     again = recipe("run_classification", *test, *flags, "--output_dir", tmp_path / "again")
     assert "predict_accuracy" not in again and "predict_runtime" in again
@@ -241,9 +239,8 @@ def test_a_tagger_learns(data, relative, tmp_path):
 
 def test_tags_are_predicted_one_for_each_word(data, relative, tmp_path):
     """Also of sentences in several pieces and words without tokens, with tags in the file and without."""
-    sentences = [
-        [line.split("\t") for line in part.splitlines()] for part in (data / "dev.conll").read_text().split("\n\n")
-    ]
+    parts = (data / "dev.conll").read_text().split("\n\n")
+    sentences = [[line.split("\t") for line in part.splitlines()] for part in parts]
     words = [[word for word, _ in sentence] for sentence in sentences]
     words[0].insert(2, "\u200b")
     write_lines(tmp_path / "words.jsonl", [{"tokens": each} for each in words])
@@ -362,9 +359,8 @@ def test_answers_are_learnt_and_written(data, relative, tmp_path):
     run = (*run, "--test_file", tmp_path / "known.json")
     found = train("run_qa", data, tmp_path / "out", "jsonl", *run, *size, model=relative)
     assert found["eval_f1"] > 30 and found["eval_exact_match"] <= found["eval_f1"]
-    answers, evaluated = (
-        json.loads((tmp_path / "out" / f"{split}_predictions.json").read_text()) for split in ("predict", "eval")
-    )
+    paths = (tmp_path / "out" / f"{split}_predictions.json" for split in ("predict", "eval"))
+    answers, evaluated = (json.loads(path.read_text()) for path in paths)
     assert evaluated == answers  # of the same questions
     exact = [answers[row["id"]].lower() == row["answers"]["text"][0].lower() for row in rows]
     assert found["predict_exact_match"] == pytest.approx(100 * np.mean(exact), abs=1e-3)
@@ -418,9 +414,8 @@ def test_an_encoder_of_long_documents_is_trained(data, relative, tmp_path):
     assert (loaded.max_seq_length, config.attention_window) == (300, 16)
     old, new = AutoModel.from_pretrained(relative).state_dict(), loaded.transformers_model.state_dict()
     changed = {name.split(".")[2] for name in new if "layer" in name and not torch.equal(old[name], new[name])}
-    assert changed == {"3"} and torch.equal(
-        old["embeddings.word_embeddings.weight"], new["embeddings.word_embeddings.weight"]
-    )
+    words = "embeddings.word_embeddings.weight"
+    assert changed == {"3"} and torch.equal(old[words], new[words])
     pairs = list(iterate_records(data / "sts.tsv", ("score", "sentence1", "sentence2")))
     one, other = (loaded.encode([pair[name] for pair in pairs]) for name in ("sentence1", "sentence2"))
     cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in zip(one, other, strict=True)]
@@ -471,9 +466,7 @@ def kill_a_worker(folder):
     workers[0].kill()
 
 
-@pytest.mark.parametrize(
-    "suffix", ["parquet", *(pytest.param(each, marks=pytest.mark.full) for each in ("jsonl", "csv"))]
-)
+@pytest.mark.parametrize("suffix", with_full(["parquet"], ["jsonl", "csv"]))
 def test_a_data_set_is_encoded_by_workers_that_may_die(encode, data, tmp_path, suffix):
     """The vectors are those of plain sentence-transformers; rows that come later are encoded alone."""
     from sentence_transformers import SentenceTransformer
@@ -530,13 +523,7 @@ run_encode.main(sys.argv[5:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "written",
-    [
-        pytest.param("dataset write_dataset", id="vectors"),
-        pytest.param("parquet write_table", id="ids", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("written", with_full(["dataset write_dataset"], ["parquet write_table"]))
 def test_encode_killed_inside_a_write(encode, data, tmp_path, written):
     """The next run starts, encodes what is missing, and every id is read once, also from the folder as a whole."""
     from sentence_transformers import SentenceTransformer
@@ -544,9 +531,8 @@ def test_encode_killed_inside_a_write(encode, data, tmp_path, written):
     out = tmp_path / "out"
     flags = ("--model_name_or_path", CHECKPOINT, "--data_files", data / "docs.jsonl", "--output_dir", out)
     flags = (*map(str, flags), "--shard_size", "4")
-    run_code(
-        KILLED_INSIDE_A_WRITE, *written.split(), SCRIPTS / "examples", out, *flags, "--workers", "1", status=-SIGKILL
-    )
+    killed = (*written.split(), SCRIPTS / "examples", out, *flags, "--workers", "1")
+    run_code(KILLED_INSIDE_A_WRITE, *killed, status=-SIGKILL)
     counts = encode(*flags)
     assert 0 < counts["before"] < counts["after"] == 32
     rows = pq.read_table(out).to_pylist()
@@ -575,20 +561,20 @@ def test_encode_reads_each_id_once(encode, data, tmp_path):
         encode(*flags)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--shard_size", "0"), "--shard_size 0"),
-        (("--precision", "int8"), "--precision int8: give float32 or float16"),
-        (("--text_column_name", "body"), "--text_column_name body: the data has id, text"),
-        ((), "id b: 'text' is a NoneType"),
-    ],
-)
+UNENCODABLE = [
+    ("--shard_size 0", "--shard_size 0"),
+    ("--precision int8", "--precision int8: give float32 or float16"),
+    ("--text_column_name body", "--text_column_name body: the data has id, text"),
+    ("", "id b: 'text' is a NoneType"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), UNENCODABLE)
 def test_what_cannot_be_encoded(encode, tmp_path, flags, words):
     write_lines(tmp_path / "texts.jsonl", [{"id": "a", "text": "the cat"}, {"id": "b", "text": None}])
     files = ("--data_files", tmp_path / "texts.jsonl", "--output_dir", tmp_path / "out")
     with pytest.raises(SystemExit, match=f"Error: .*{words}"):
-        encode("--model_name_or_path", CHECKPOINT, *files, *flags)
+        encode("--model_name_or_path", CHECKPOINT, *files, *flags.split())
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
@@ -663,14 +649,11 @@ REFUSED = {
     },
 }
 CASES = [(script, (*RUN, *flags.split()), words) for script, each in REFUSED.items() for flags, words in each.items()]
+TEXT = (*RUN[2:], "--train_file", "a.txt")
 CASES += [
     ("run_classification", (*RUN[2:], "--train_file", "a.tsv"), "--model_name_or_path: give a checkpoint"),
-    ("run_mlm", (*NEW[:-1], "dropout=1", *RUN[2:], "--train_file", "a.txt"), "--config_overrides dropout: "),
-    (
-        "run_mlm",
-        (*NEW, *RUN[2:], "--train_file", "a.txt", "--position_options", "clip"),
-        "--position_options 'clip' is not of the form",
-    ),
+    ("run_mlm", (*NEW[:-1], "dropout=1", *TEXT), "--config_overrides dropout: "),
+    ("run_mlm", (*NEW, *TEXT, "--position_options", "clip"), "--position_options 'clip' is not of the form"),
 ]
 
 

@@ -92,10 +92,8 @@ def test_live_models(compiler, few, share):
         precision = data.draw(st.sampled_from(["float32", *([] if gradients else PRECISIONS)]))
         model = build(name, torch.float32 if precision != "float32" else dtype)
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
-        calls = []
-        for rows, length in data.draw(
-            st.lists(st.tuples(st.integers(1, 3), st.integers(2, 40)), min_size=2, max_size=3)
-        ):
+        calls, sizes = [], st.tuples(st.integers(1, 3), st.integers(2, 40))
+        for rows, length in data.draw(st.lists(sizes, min_size=2, max_size=3)):
             ends = torch.randint(1, length + 1, (rows, 1), generator=generator)
             real = torch.arange(length)[None] < ends
             mask = data.draw(st.sampled_from(["none", "right", "right", "left"]))

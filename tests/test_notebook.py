@@ -51,9 +51,8 @@ def kinds(notebook):
 def test_every_cell_runs():
     """With less text and fewer steps than are committed."""
     committed = kinds(nbformat.read(run_notebook.NOTEBOOK, as_version=4))
-    notebook, figures = run(
-        distillation_steps=3, steps=1, train_sentences=32, test_sentences=20, lengths=(16, 128, 256)
-    )
+    fewer = {"distillation_steps": 3, "steps": 1, "train_sentences": 32, "test_sentences": 20}
+    notebook, figures = run(**fewer, lengths=(16, 128, 256))
     assert kinds(notebook) == committed
     assert figures["limit"] == 128 and all(len(each) == 3 for each in figures["cosines"].values())
 
