@@ -294,9 +294,9 @@ def bases_by_the_longest_row(patch: pytest.MonkeyPatch) -> None:
 def dropout_by_the_attention(patch: pytest.MonkeyPatch) -> None:
     stock = attention.attend_as_stock
 
-    def attend(module, query, key, value, terms, mask, dropout):
+    def attend(module, query, key, value, terms, mask, dropout, *more):
         rate = dropout if isinstance(module.dropout, float) else module.dropout.p * module.training
-        return stock(module, query, key, value, terms, mask, rate)
+        return stock(module, query, key, value, terms, mask, rate, *more)
 
     patch.setattr(attention, "attend_as_stock", attend)
 
