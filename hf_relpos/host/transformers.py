@@ -52,7 +52,8 @@ def rotations_after_calls(module: torch.nn.Module, attribute: str) -> torch.Tens
     kind = kind.get(layer_type) if isinstance(kind, dict) else kind
     if kind not in ("dynamic", "longrope") or not hasattr(module, f"{prefix}original_inv_freq"):
         return None
-    longest = getattr(module, f"{prefix}max_seq_len_cached", getattr(module, "max_seq_len_cached", 0))
+    # the last prefix is that of releases such as 5.5, where a module without kinds of layers has None for its kind
+    longest = max(getattr(module, f"{each}max_seq_len_cached", 0) for each in (prefix, "", f"{layer_type or None}_"))
     options = {"layer_type": layer_type} if layer_type else {}
     # longrope has two tables, for rows up to some length and for any longer ones
     length = int(longest) if kind == "dynamic" else sys.maxsize
