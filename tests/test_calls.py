@@ -161,6 +161,9 @@ def test_verified_leaves_a_kind_that_differs_to_transformers(fault, monkeypatch,
     model = make()
     expected = model(**inputs)[0]
     real = inputs.get("attention_mask", torch.ones(expected.shape[:2])) != 0
+    if fault != "unknown":  # with its rule the call is right at once
+        with optimize(model, precision=None, verify="load"):
+            assert difference(model(**inputs)[0][real], expected[real]) < 1e-9
     put_back(monkeypatch)
     with optimize(model, precision=None, verify="load"):
         assert difference(model(**inputs)[0][real], expected[real]) > 1e-3
@@ -210,3 +213,35 @@ def test_verify_is_checked(verify):
     with pytest.raises(ValueError, match="verify"):
         optimize(model, verify=verify)
     assert type(model) is transformers.BertModel
+
+
+@torch.no_grad()
+def test_optimize_keeps_the_name_of_the_attention():
+    """Which models ask for, as the sparse layers of MiniMax M3 do, also in calls that are left to Transformers."""
+    model, seen = build("BERT"), []
+    attention = type(model.encoder.layer[0].attention.self)
+    forward = attention.forward
+
+    def noted(self, *args, **kwargs):
+        seen.append(self.config._attn_implementation)
+        return forward(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "forward", noted)
+        with optimize(model, precision=None):
+            model(**PADDED)
+            model(PADDED["input_ids"][:1])
+    assert len(seen) >= 4 and {*seen} == {"sdpa"}
+
+
+@pytest.mark.parametrize("name", ["BERT", "DeBERTa v2", "MPNet", "XLNet"])
+@torch.no_grad()
+def test_optimize_of_an_encoder_that_gets_a_stock_layer(name):
+    model, stock = build(name), build(name)
+    inputs = PADDED | {"input_ids": IDS.where(REAL, pad_of(model))}
+    optimize(model, precision=None)
+    for each in (model, stock):
+        layers = next(part for part in each.modules() if isinstance(part, nn.ModuleList))
+        layers[1] = next(part for part in build(name).modules() if isinstance(part, nn.ModuleList))[0]
+    for _ in range(2):
+        assert difference(model(**inputs)[0][REAL], stock(**inputs)[0][REAL]) < 1e-9
