@@ -57,14 +57,9 @@ def compare_models(
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
     measured.skipped.update(skipped)
-    return {
-        "teacher": teacher,
-        "student": student,
-        "text": list(text),
-        "unknown": unknown,
-        "attention_window": getattr(other.model.config, "attention_window", None),
-        **measured.to_dict(),
-    }
+    told = {"teacher": teacher, "student": student, "text": list(text), "unknown": unknown}
+    window = getattr(other.model.config, "attention_window", None)
+    return {**told, "attention_window": window, **measured.to_dict()}
 
 
 def windows_by_length(
@@ -87,8 +82,7 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            texts = read_texts(text, field)
-            cut = cut_windows(tokenizer, texts, max(tokens, 4 * length), (length,), 0.0)
+            cut = cut_windows(tokenizer, read_texts(text, field), max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too
                 raise

@@ -60,7 +60,7 @@ def check_loaded(model: Any, source: Any = None, mend: bool = False) -> dict[str
     >>> model = AutoModel.from_pretrained("some/remote-code", trust_remote_code=True)
     >>> for name, finding in hf_relpos.check_loaded(model).items():
     ...     print(name, finding)
-    rotary.inv_freq left uninitialised by Transformers 5; hf_relpos.fill_buffers(model)
+    rotary.inv_freq left uninitialised by a load or `to_empty`; hf_relpos.fill_buffers(model)
     ```
     """
     found: dict[str, Finding] = {}
@@ -70,9 +70,7 @@ def check_loaded(model: Any, source: Any = None, mend: bool = False) -> dict[str
         fill_buffers(model)
     for name, each in find_differences(model).items():
         if not each.left:
-            found[name] = Finding(
-                "left uninitialised by Transformers 5 or `to_empty`", "hf_relpos.fill_buffers(model)"
-            )
+            found[name] = Finding("left uninitialised by a load or `to_empty`", "hf_relpos.fill_buffers(model)")
         elif each.right is None:
             found[name] = Finding(each.left, "set it yourself")
         else:
@@ -149,9 +147,8 @@ def _missing(model: PreTrainedModel, given: set[int], stocks: dict[str, bool]) -
     """Names of the parameters that no file gives, without those that a class of Transformers computes."""
     ignored = "|".join(model._keys_to_ignore_on_load_missing or [])
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in given and not (
-            ignored and stocks[name.rpartition(".")[0]] and re.search(ignored, name)
-        ):
+        is_computed = ignored and stocks[name.rpartition(".")[0]] and re.search(ignored, name)
+        if id(parameter) not in given and not is_computed:
             yield name
 
 
