@@ -64,10 +64,8 @@ def named_module(call: ast.Call, package: str) -> str:
         return ""
     parts = call.args[0].values if isinstance(call.args[0], ast.JoinedStr) else [call.args[0]]
     values = [part.value if isinstance(part, ast.Constant | ast.FormattedValue) else part for part in parts]
-    name = "".join(
-        value if isinstance(value, str) else package if getattr(value, "id", "") == "__package__" else "*"
-        for value in values
-    )
+    values = [package if getattr(value, "id", "") == "__package__" else value for value in values]
+    name = "".join(value if isinstance(value, str) else "*" for value in values)
     dots = len(name) - len(name.lstrip("."))
     above = package.split(".")
     return ".".join([*above[: len(above) - dots + 1], name.lstrip(".")]) if dots else name
