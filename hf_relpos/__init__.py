@@ -3,7 +3,7 @@
 Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and with PEFT where that is
 installed: at once where the program has imported the Auto classes, else when it does. No other checkpoint loads
 differently, and no file is read; a stock class that leaves out the relative positions of a checkpoint gives a
-warning. With the environment variable HF_RELPOS_OPTIMIZE=1 (or a precision) each model that is loaded from then on is
+warning. With the environment variable HF_RELPOS_OPTIMIZE=1 (or a dtype) each model that is loaded from then on is
 optimized. Names of this package are imported on first use.
 """
 
@@ -12,16 +12,23 @@ import os
 from typing import TYPE_CHECKING
 
 from .deferred import when_auto_classes_are_imported
+from .deprecation import old_names
 from .version import __version__
 
 
 if TYPE_CHECKING:
-    from .attention.context import AttentionContext as AttentionContext
-    from .attention.formula import Table as Table, Terms as Terms, attend as attend
-    from .conversion import convert as convert, export_checkpoint as export_checkpoint
-    from .live import optimize as optimize, restore_attention as restore_attention
-    from .loaded.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
-    from .loaded.check import check_loaded as check_loaded
+    from .conversion import (
+        ConversionError as ConversionError,
+        ConversionReport as ConversionReport,
+        convert as convert,
+        export_checkpoint as export_checkpoint,
+    )
+    from .live import Optimized as Optimized, optimize as optimize, undo_optimize as undo_optimize
+    from .loaded.buffers import (
+        initialize_buffers as initialize_buffers,
+        uninitialized_buffers as uninitialized_buffers,
+    )
+    from .loaded.check import verify_weights as verify_weights
     from .machine import self_check as self_check
     from .models.capabilities import explain_backend as explain_backend
     from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
@@ -39,17 +46,14 @@ if TYPE_CHECKING:
     )
     from .models.patch import patch_transformers as patch_transformers
     from .models.recurrence import SegmentMemory as SegmentMemory
-    from .schemes.registry import SCHEMES as SCHEMES
-    from .schemes.scheme import Option as Option, Scheme as Scheme
+    from .training import DistillationReport as DistillationReport, distil as distil
 
 
 _NAMES = {
-    ".attention.context": ["AttentionContext"],
-    ".attention.formula": ["Table", "Terms", "attend"],
-    ".conversion": ["convert", "export_checkpoint"],
-    ".loaded.buffers": ["fill_buffers", "unfilled_buffers"],
-    ".loaded.check": ["check_loaded"],
-    ".live": ["optimize", "restore_attention"],
+    ".conversion": ["ConversionError", "ConversionReport", "convert", "export_checkpoint"],
+    ".loaded.buffers": ["initialize_buffers", "uninitialized_buffers"],
+    ".loaded.check": ["verify_weights"],
+    ".live": ["Optimized", "optimize", "undo_optimize"],
     ".machine": ["self_check"],
     ".models.capabilities": ["explain_backend"],
     ".models.configuration_relpos_bert": ["RelPosBertConfig"],
@@ -67,10 +71,19 @@ _NAMES = {
     ],
     ".models.patch": ["patch_transformers"],
     ".models.recurrence": ["SegmentMemory"],
-    ".schemes.registry": ["SCHEMES"],
-    ".schemes.scheme": ["Option", "Scheme"],
+    ".training": ["DistillationReport", "distil"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_OLD_NAMES = {
+    "check_loaded": "verify_weights",
+    "fill_buffers": "initialize_buffers",
+    "restore_attention": "undo_optimize",
+    "unfilled_buffers": "uninitialized_buffers",
+    **{
+        name: f"schemes.{name}"
+        for name in ("AttentionContext", "Option", "SCHEMES", "Scheme", "Table", "Terms", "attend")
+    },
+}
 __all__ = ["__version__", *_MODULES]
 
 
@@ -79,6 +92,8 @@ def __getattr__(name: str) -> object:
         value = getattr(importlib.import_module(_MODULES[name], __name__), name)
         globals()[name] = value
         return value
+    if name in _OLD_NAMES:
+        return old_names(__name__, _OLD_NAMES)(name)
     if not name.startswith("_"):
         try:
             return importlib.import_module(f".{name}", __name__)

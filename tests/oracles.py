@@ -20,9 +20,10 @@ from safetensors import safe_open
 from torch.export import Dim
 from transformers import initialization as init
 
-from hf_relpos import SCHEMES, RelPosBertConfig
+from hf_relpos import RelPosBertConfig
 from hf_relpos.attention.context import AttentionContext, LayerInputs, TokenInputs
 from hf_relpos.models.layers import AttentionInputs, GroupInputs, RelPosBertSelfAttention
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.registry import build_shared
 from hf_relpos.schemes.scheme import Scheme, SharedScheme
 

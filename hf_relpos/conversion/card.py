@@ -188,7 +188,7 @@ def _pairs(report: ConversionReport, measured: Mapping[str, Any]) -> str:
         return line
     if report.method_options["pairs"]:
         return f"{line} No pairs were trained: every window was too short, or beyond the source's limit."
-    return f"{line} No pairs were trained: for tasks with two texts in a row, convert with --method-option pairs=0.5."
+    return f"{line} No pairs were trained: for tasks with two texts in a row, convert with --method-options pairs=0.5."
 
 
 def _limits(report: ConversionReport, config: RelPosBertConfig, limit: int) -> list[str]:
