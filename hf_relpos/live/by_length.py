@@ -47,7 +47,7 @@ class ByLength(Level):
 
         assert call.real is not None
         parts = parts_of(call.real, self.call_cost)
-        call.computed = sum(len(part.rows) * len(range(call.shape[1])[part.columns]) for part in parts)
+        call.computed = sum(call.real[part].numel() for part in parts)
         return join(compute, given, by_token, call.by_row, call.real, parts)
 
     def for_check(self) -> "ByLength":
@@ -55,12 +55,8 @@ class ByLength(Level):
         return replace(self, call_cost=0)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Rows of a batch that are computed together, and the columns that hold their tokens."""
-
-    rows: torch.Tensor
-    columns: slice
+# Which rows of a batch are computed together, and the columns that hold their tokens: an index of (B, L, …).
+Part = tuple[torch.Tensor, slice]
 
 
 def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
@@ -85,7 +81,7 @@ def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
         begin, end = int(first[rows].min()), int(last[rows].max())
         sizes = (end - first[rows] if is_left else last[rows]).tolist()
         for own, size in groups_of(sizes, call_cost):
-            parts.append(Part(rows[own], slice(end - size, end) if is_left else slice(begin, size)))
+            parts.append((rows[own], slice(end - size, end) if is_left else slice(begin, size)))
     return parts
 
 
@@ -134,8 +130,7 @@ def join(
     """
     outputs = []
     for part in parts:
-        own = {name: given[name][part.rows][:, part.columns] for name in by_token}
-        own |= {name: given[name][part.rows] for name in by_row}
+        own = {name: given[name][part] for name in by_token} | {name: given[name][part[0]] for name in by_row}
         outputs.append(forward({**given, **own}))
     return _together(outputs, real, parts)
 
@@ -157,14 +152,12 @@ def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Par
     """Tensors (b, l, …) or (b, …) as one of the batch."""
     batch, length = real.shape
     first = tensors[0]
-    sizes = [len(range(length)[part.columns]) for part in parts]
     by_token = first.dim() > 2
-    for each, part, size in zip(tensors, parts, sizes, strict=True):
-        width = (size,) if by_token else first.shape[1:]
-        if each.shape[:2] != (len(part.rows), *width):
-            raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
     out = first.new_zeros(batch, *((length, *first.shape[2:]) if by_token else first.shape[1:]))
     for each, part in zip(tensors, parts, strict=True):
-        out[(part.rows, part.columns) if by_token else part.rows] = each
+        place = part if by_token else part[0]
+        if each.shape[:2] != (real[part].shape if by_token else (len(part[0]), *first.shape[1:])):
+            raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
+        out[place] = each
     hidden = ~real.reshape(batch, length, *(1,) * (out.dim() - 2))
     return out.masked_fill_(hidden, 0) if by_token else out

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import Batch
 from ..host.tracing import has_contents
 from .arguments import TOKENS, parameters_of, wants
 from .record import Record
@@ -225,9 +225,9 @@ class EncoderCall:
         return self._by_shape[2]
 
     @cached_property
-    def unpadded(self) -> UnpaddedBatch | None:
+    def unpadded(self) -> Batch | None:
         """The batch without its padding; None where padding stands inside of a row."""
-        return None if self.real is None else UnpaddedBatch.of(self.real, slice(0))
+        return None if self.real is None else Batch.of(self.real, slice(0))
 
     def arguments(self, positions: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Its arguments with position ids, those by token for all rows; and the names of those by token.
