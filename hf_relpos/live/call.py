@@ -193,36 +193,30 @@ class EncoderCall:
         return int((~torch.isin(found, torch.tensor(self.setup.pads, dtype=found.dtype))).sum())
 
     @cached_property
-    def _by_shape(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Names of the arguments with entries for tokens, with entries for rows, and of those that are neither."""
-        by_token, by_row, others = [], [], []
-        rows, length = self.shape
-        for name, value in self.given.items():
-            if isinstance(value, torch.Tensor) and value.dim():
-                if value.dim() > 1 and value.shape[0] in (1, rows) and value.shape[1] == length:
-                    by_token.append(name)
-                elif value.shape[0] == rows and rows != length and name != "position_ids":
-                    by_row.append(name)
-                else:
-                    others.append(name)
-            elif not isinstance(value, torch.Tensor | bool | int | float | str | None):
-                others.append(name)
-        return tuple(by_token), tuple(by_row), tuple(others)
-
-    @property
     def by_token(self) -> tuple[str, ...]:
         """Names of arguments (B or 1, L, …)."""
-        return self._by_shape[0]
+        rows, length = self.shape
+        shapes = ((name, value.shape) for name, value in self.given.items() if isinstance(value, torch.Tensor))
+        return tuple(name for name, shape in shapes if shape[1:2] == (length,) and shape[0] in (1, rows))
 
-    @property
+    @cached_property
     def by_row(self) -> tuple[str, ...]:
-        """Names of arguments (B, …)."""
-        return self._by_shape[1]
+        """Names of other arguments (B, …)."""
+        rows, length = self.shape
+        others = ((name, value) for name, value in self.given.items() if name not in (*self.by_token, "position_ids"))
+        shapes = ((name, value.shape) for name, value in others if isinstance(value, torch.Tensor))
+        return tuple(name for name, shape in shapes if shape[:1] == (rows,) and rows != length)
 
-    @property
+    @cached_property
     def not_understood(self) -> tuple[str, ...]:
         """Names of arguments that have entries neither for tokens nor for rows."""
-        return self._by_shape[2]
+        others = ((name, value) for name, value in self.given.items() if name not in self.by_token + self.by_row)
+        plain = bool | int | float | str | None
+        return tuple(
+            name
+            for name, value in others
+            if (value.dim() if isinstance(value, torch.Tensor) else not isinstance(value, plain))
+        )
 
     @cached_property
     def unpadded(self) -> Batch | None:

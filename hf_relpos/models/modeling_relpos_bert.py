@@ -224,6 +224,11 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         self.shares_terms = capabilities is not None and capabilities.layers_share_terms(config)
         self.post_init()
 
+    @property
+    def unpads(self) -> bool:
+        """Whether it takes padding out by itself. An encoder that says so computes a batch that it is given, too."""
+        return bool(self.config.unpad_inputs)
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(

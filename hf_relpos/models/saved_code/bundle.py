@@ -58,6 +58,7 @@ PACKAGE_ONLY = (
     *(RelPosBertConfig.from_bert, RelPosBertConfig.from_dict, RelPosBertConfig.from_json_file),
     *(RelPosBertConfig.get_config_dict, RelPosBertConfig.has_absolute_table),
     *(modeling.RelPosBertModel._prepared_groups, modeling.RelPosBertModel._terms_of_all_layers),
+    modeling.RelPosBertModel.unpads,
     modeling.RelPosBertPreTrainedModel.from_pretrained,
     layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
