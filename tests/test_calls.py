@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DynamicCache, Qwen3Model
 
 from hf_relpos import optimize
-from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.attention.unpadding import Batch
 from hf_relpos.live import contract, encoder, rules as live_rules
 from hf_relpos.live.arguments import parameters_of
 from hf_relpos.live.rules import CALL, CODE, PADDING
@@ -126,9 +126,9 @@ def without(rule):
 
 def pairs_of_rows_are_mixed(patch):
     """A fault that nobody thought of, of rows of more than 30 tokens."""
-    restore = UnpaddedBatch.restore
+    restore = Batch.restore
     mixed = lambda batch, states: restore(batch, states + states.mean(1, keepdim=True) * (batch.length > 30))  # noqa: E731
-    patch.setattr(UnpaddedBatch, "restore", mixed)
+    patch.setattr(Batch, "restore", mixed)
 
 
 PLACES = (torch.arange(300) % 20)[None].expand(2, -1)

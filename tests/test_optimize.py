@@ -39,7 +39,7 @@ from transformers import (
 
 from hf_relpos import optimize, undo_optimize
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.attention.unpadding import Batch
 from hf_relpos.host.declarations import T5_BIAS
 from hf_relpos.live.optimize import Optimized
 from hf_relpos.live.substitute import MADE_OF
@@ -1003,7 +1003,7 @@ def test_rows_of_about_the_same_length_are_one_group():
     cases = {"groups": [(2, 40), (2, 30), (1, 22), (2, 17), (2, 9)], "equal": [(1, 40), (3, 30), (1, 12)]}
     for name, groups in cases.items():
         real = real_tokens(LENGTHS[name])
-        found = UnpaddedBatch.of(real)
+        found = Batch.of(real)
         assert [(len(group.rows), group.length) for group in found.groups] == groups
-        masked = [group.visible is not None for group in found.groups]
+        masked = [group.mask is not None for group in found.groups]
         assert masked == ([True, True, False, True, True] if name == "groups" else [False] * 3)

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from ..models.modeling_relpos_bert import RelPosBertModel
 from ..products.cpu_gemm import half_library
 from ..products.weight_cache import CachingLinear, forget
 from .arguments import wants
 from .call import Setup
 from .check import Check, apply_to, refusal
+from .contract import Native
 from .encoder import SETUP
 from .end_to_end import MAY_READ, losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
@@ -148,15 +148,15 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     """
     apply_to(encoder, setup)
     in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
-    own = [] if setup.own is None else setup.own.attention_in(encoder)
-    layers = len(encoder.encoder.layer if isinstance(encoder, RelPosBertModel) else own)
+    level, difference = (setup.levels[0].name, setup.difference) if setup.sides else ("", 0.0)
+    layers = 0 if setup.own is None else len(setup.own.attention_in(encoder))
+    layers = encoder.config.num_hidden_layers if level == Native.name else layers
     effects = [IN_FLOAT32] if setup.in_float32 else []
     effects += [] if setup.own is None else [setup.own.effect]
     if setup.sides:
         where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
         effects.append(
-            f"padding{where} is taken out, its hidden states are zeros "
-            f"(level {setup.levels[0].name}, difference {setup.difference:.0e})"
+            f"padding{where} is taken out, its hidden states are zeros (level {level}, difference {difference:.0e})"
         )
         argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         if setup.returns_cache and not setup.drops_cache and wants(encoder, {}, argument):
@@ -168,7 +168,6 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
         effects.append(reader if setup.sides else f"padding stays: {reader}")
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
-    level, difference = (setup.levels[0].name, setup.difference) if setup.sides else ("", 0.0)
     return Encoder(place, kind, layers, level, difference, "; ".join(effects))
 
 
