@@ -1,9 +1,12 @@
-from .attention.context import AttentionContext as AttentionContext
-from .attention.formula import Table as Table, Terms as Terms, attend as attend
-from .conversion import convert as convert, export_checkpoint as export_checkpoint
-from .live import optimize as optimize, restore_attention as restore_attention
-from .loaded.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
-from .loaded.check import check_loaded as check_loaded
+from .conversion import (
+    ConversionError as ConversionError,
+    ConversionReport as ConversionReport,
+    convert as convert,
+    export_checkpoint as export_checkpoint,
+)
+from .live import Optimized as Optimized, optimize as optimize, undo_optimize as undo_optimize
+from .loaded.buffers import initialize_buffers as initialize_buffers, uninitialized_buffers as uninitialized_buffers
+from .loaded.check import verify_weights as verify_weights
 from .machine import self_check as self_check
 from .models.capabilities import explain_backend as explain_backend
 from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
@@ -21,7 +24,6 @@ from .models.modeling_relpos_bert import (
 )
 from .models.patch import patch_transformers as patch_transformers
 from .models.recurrence import SegmentMemory as SegmentMemory
-from .schemes.registry import SCHEMES as SCHEMES
-from .schemes.scheme import Option as Option, Scheme as Scheme
+from .training import DistillationReport as DistillationReport, distil as distil
 
 __version__: str

@@ -81,7 +81,7 @@ def watch_buffers(module: nn.Module, name: str, buffer: torch.Tensor | None) -> 
     ours = "; hf_relpos reads this architecture without that code: load it inside hf_relpos.patch_transformers()"
     warnings.warn(
         f"{kind.__name__} (remote code) computes the buffer {name} in __init__; Transformers 5 leaves such buffers "
-        "uninitialised, unless the code fills them itself. After loading, run hf_relpos.fill_buffers(model), which "
-        f"names and fills them{ours if READ_HERE.search(kind.__module__) else ''}",
+        "uninitialised, unless the code fills them itself. After loading, run hf_relpos.initialize_buffers(model), "
+        f"which names and fills them{ours if READ_HERE.search(kind.__module__) else ''}",
         stacklevel=level_of_the_loader(),
     )

@@ -136,7 +136,7 @@ def schemes_of(value: Any, known: Iterable[str]) -> list[str]:
 
 def case_features(params: dict[str, Any], strength: int, every_scheme: bool) -> list[Hashable]:
     """What a case covers: combinations of values of `strength` axes, and its scheme."""
-    from hf_relpos import SCHEMES
+    from hf_relpos.schemes import SCHEMES
 
     axes: list[list[tuple[str, str]]] = []
     features: list[Hashable] = []

@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from test_sources import pickled
 from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
-from hf_relpos import SCHEMES
 from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, convert, verify
 from hf_relpos.conversion.build import build_teacher
 from hf_relpos.conversion.pipeline import APPLY
 from hf_relpos.families.names import is_scheme
 from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from hf_relpos.models.saved_code import remote_code
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.scheme import Option, is_count, is_number
 
 

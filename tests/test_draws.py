@@ -11,9 +11,10 @@ from test_live_speech import build as build_speech
 from torch import nn
 from transformers import Wav2Vec2BertModel
 
-from hf_relpos import SCHEMES, RelPosBertModel, explain_backend, optimize
+from hf_relpos import RelPosBertModel, explain_backend, optimize
 from hf_relpos.attention.backends import chunked
 from hf_relpos.products.cpu_gemm import Library
+from hf_relpos.schemes import SCHEMES
 
 
 # of each level, and every encoder with attention of its own
@@ -71,7 +72,7 @@ def test_scheme_with_dropout_modules_alone_in_training():
 def test_speech_encoder_with_a_soft_mask(implementation, none_too_short):
     model = build_speech("Wav2Vec2-BERT", attention_dropout=0.2)
     model.set_attn_implementation(implementation)
-    optimize(model, precision=None)
+    optimize(model, dtype=None)
     attention = model.encoder.layers[0].self_attn.train()
     mask = torch.randn(2, 1, 40, 40, dtype=torch.float64)
     states = torch.randn(2, 40, 24, dtype=torch.float64)
@@ -90,7 +91,7 @@ def test_threads(scheme, none_too_short):
 
 def test_int8_is_for_evaluation():
     model = build("BERT", torch.float32, dropout=0.2)
-    optimize(model, precision="int8")
+    optimize(model, dtype="int8")
     assert_same_draws(model.train(), tokens(padding(LENGTHS, max(LENGTHS))))
 
 

@@ -10,8 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, strategies as st
 from oracles import extra_inputs, tiny_config
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForSequenceClassification, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertForSequenceClassification, RelPosBertModel
 from hf_relpos.models.checks import ARGUMENTS, FIELDS
+from hf_relpos.schemes import SCHEMES
 
 
 NAMES = sorted({*FIELDS, *ARGUMENTS, *RelPosBertConfig.__annotations__})

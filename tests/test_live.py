@@ -31,7 +31,7 @@ from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.host.declarations import T5_BIAS
 
 
-attention_alone = partial(optimize, precision=None, unpad=False)
+attention_alone = partial(optimize, dtype=None, unpad=False)
 SIZES = encoders.SIZES | {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4}
 RELATIVE = encoders.DISENTANGLED
 V3 = SIZES | RELATIVE | encoders.BUCKETS | {"norm_rel_ebd": "layer_norm", "position_biased_input": False}
@@ -103,7 +103,7 @@ def assert_accelerated_as_stock(model, inputs, bound: float) -> None:
     """The output and all gradients of a model are the same once its attention is accelerated."""
     before, gradients_before = forward_and_gradients(model, inputs)
     handle = attention_alone(model)
-    assert [each.layers for each in handle.encoders] == [model.config.num_hidden_layers] and not handle.left
+    assert [each.layers for each in handle.encoders] == [model.config.num_hidden_layers] and not handle.skipped
     after, gradients_after = forward_and_gradients(model, inputs)
     assert_equal_numbers(after, before, bound)
     assert gradients_before.keys() == gradients_after.keys()
@@ -284,7 +284,7 @@ def test_decoders_are_left():
         (XLNetModel(XLNetConfig(**XLNET_SIZES, bi_data=True)), "attention alone fails"),
     ):
         handle = attention_alone(model)
-        assert not handle.encoders and reason in handle.left[0].reason
+        assert not handle.encoders and reason in handle.skipped[0].reason
 
 
 @pytest.mark.skipif(older_than("5.14"), reason="stock MPNet has no masks by pairs")

@@ -141,7 +141,7 @@ def test_logits_for_other_readers(unread, caplog):
 def test_pooling_of_logits_that_were_read(tmp_path):
     """They are not computed again; what was written to them counts."""
     stock, model = splade(tmp_path), splade(tmp_path)
-    hf_relpos.optimize(model, padding="stock")
+    hf_relpos.optimize(model, unpad=False)
     read = [each[0](each.preprocess(BATCH)) for each in (stock, model)]
     for features in read:
         features["token_embeddings"][..., 100:] = -1.0
@@ -153,7 +153,7 @@ def test_pooling_of_logits_that_were_read(tmp_path):
 def test_optimize_splade_training_and_weights(tmp_path):
     """With gradients, and for weights in which tokens count by halves, as before."""
     stock, model = splade(tmp_path), splade(tmp_path)
-    hf_relpos.optimize(model, padding="stock")
+    hf_relpos.optimize(model, unpad=False)
     features = model.preprocess(BATCH)
     halves = {**features, "attention_mask": features["attention_mask"] * torch.linspace(0.5, 1, 303)}
     with torch.no_grad():

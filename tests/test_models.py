@@ -12,7 +12,6 @@ from oracles import ON_TOKENS, extra_inputs, padding, tiny_config, tiny_model, u
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_relpos import (
-    SCHEMES,
     RelPosBertForMaskedLM,
     RelPosBertForSequenceClassification,
     RelPosBertLMHeadModel,
@@ -21,6 +20,7 @@ from hf_relpos import (
 from hf_relpos.attention.dispatch import AUTO, BY_NAME
 from hf_relpos.models.capabilities import probe_call, supported_implementations
 from hf_relpos.models.modeling_relpos_bert import HEADS
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.registry import build_input
 
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from oracles import ON_TOKENS, extra_inputs, padding, tiny_model
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel, optimize
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, optimize
 from hf_relpos.attention import call
 from hf_relpos.attention.backends.chunked import Chunked
-from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.attention.unpadding import Batch
 from hf_relpos.models import modeling_relpos_bert
 from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes import SCHEMES
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short", "any_padding")
@@ -32,7 +33,7 @@ def tokens_of_the_layers(model):
 
 @pytest.mark.parametrize("row", [[0, 1, 1], [1, 0, 1]], ids=["begins with padding", "padding inside"])
 def test_what_is_left_as_it_is(row):
-    assert UnpaddedBatch.of(torch.tensor([row, [1, 1, 1]]) != 0) is None
+    assert Batch.of(torch.tensor([row, [1, 1, 1]]) != 0) is None
 
 
 def test_what_may_not_be_padding_stays(monkeypatch):
@@ -44,7 +45,7 @@ def test_what_may_not_be_padding_stays(monkeypatch):
     def tokens(unpad_inputs, **changes):
         model.config.unpad_inputs = unpad_inputs
         if not unpad_inputs:
-            with torch.no_grad(), optimize(model, precision=None) as handle:
+            with torch.no_grad(), optimize(model, dtype=None) as handle:
                 model(**inputs | changes)
                 return {real.shape if handle.counts().computed == real.numel() else (1, handle.counts().computed)}
         seen = tokens_of_the_layers(model)

@@ -66,7 +66,7 @@ def test_import_registers_and_brings_nothing_else():
 
     A wrong setting of ours does not break the imports of another library.
     """
-    settings = {**os.environ, "HF_RELPOS_FAST_PRODUCTS": "maybe"}
+    settings = {**os.environ, "HF_RELPOS_ONEDNN": "maybe"}
     found = json.loads(run_code(FRESH, env=settings).stdout.splitlines()[-1])
     assert "hf_relpos" in found["new"]
     assert not {"typer", "rich", "accelerate", "datasets", "tokenizers"} & set(found["new"])

@@ -11,7 +11,7 @@ import hf_relpos
 ROOT = Path(hf_relpos.__file__).parent
 # Each room may import from those before it; those in one line do not know each other.
 ROOMS = [
-    {"version", "deferred", "host"},
+    {"version", "deferred", "deprecation", "host"},
     {"files", "console", "data", "checkpoints", "products"},
     {"attention"},
     {"schemes"},

@@ -21,9 +21,9 @@ from wording import TEXTS, classifier, save_with_tokenizer, tokenizer
 
 from hf_relpos import optimize
 from hf_relpos.autoload import Autoload, start
-from hf_relpos.cli.run import Padding, Precision
-from hf_relpos.live.levels import PADDINGS
-from hf_relpos.live.optimize import PRECISIONS
+from hf_relpos.cli.run import UNPAD as OFFERED, Dtype
+from hf_relpos.live.levels import UNPAD
+from hf_relpos.live.optimize import DTYPES
 
 
 RUN = (sys.executable, "-m", "hf_relpos", "run")
@@ -60,7 +60,7 @@ def run(*command: object, status: int = 0, options: tuple[str, ...] = (), **sett
 def test_autoload_optimizes_each_model_once(autoload, folder, capsys):
     model = AutoModel.from_pretrained(folder)
     (line,) = lines_of(capsys)
-    for words in ("BertModel of ...", f"{folder[-4:]}: ", "padding stays, as code may read it (--padding zeros)"):
+    for words in ("BertModel of ...", f"{folder[-4:]}: ", "padding kept: code may read it (--unpad pad_token)"):
         assert words in line
     classify = pipeline("text-classification", folder, device="cpu")
     head, _ = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
@@ -141,8 +141,8 @@ def test_autoload_after_an_error_of_optimize(autoload, folder, capsys, monkeypat
 
 
 def test_run_options_are_those_of_optimize():
-    assert (*Precision,) == PRECISIONS and (*Padding,) == PADDINGS
-    for arguments in (["--precision", "int4", "--", "true"], ["--", "no-such-program"], ["--"]):
+    assert (*Dtype,) == DTYPES and OFFERED == UNPAD
+    for arguments in (["--dtype", "int4", "--", "true"], ["--", "no-such-program"], ["--"]):
         assert run_command("run", *arguments).exit_code == 2
 
 
@@ -208,7 +208,7 @@ def test_run_keeps_outputs_at_padding(folder, tmp_path):
     for name, expected in alone.items():
         assert (found[name] - expected).abs().max() < 1e-5 * expected.abs().max(), name
     mean = torch.load(tmp_path / "below")["mean"]
-    told = run(*command, tmp_path / "zeros", options=("--padding", "zeros", "--verbose"))
+    told = run(*command, tmp_path / "zeros", options=("--unpad", "pad_token", "--verbose"))
     assert "hidden states at padding are zeros" in told.stderr and "GFLOP/s" in told.stderr
     assert "calls:" not in below.stderr and re.search(r"BertModel: calls: 1 by contract; \d+ of \d+", told.stderr)
     assert (torch.load(tmp_path / "zeros")["mean"] - mean).abs().max() > 1e-2
@@ -239,7 +239,7 @@ def test_run_and_a_process_that_forks(folder, tmp_path):
     (tmp_path / "forks.py").write_text(FORKS)
     command = (sys.executable, str(tmp_path / "forks.py"), folder)
     alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
-    below = run(*command, env=environment, options=("--padding", "zeros"))
+    below = run(*command, env=environment, options=("--unpad", "pad_token"))
     assert below.stderr.count("(level contract") == 1
     (number, total, at_padding), *others = [line.split() for line in alone.stdout.splitlines()]
     assert others == [[number, total, at_padding]] and at_padding == "True"
@@ -256,7 +256,7 @@ def test_environment_variable_optimizes_what_is_loaded(folder):
 
 
 def test_environment_variable_values(folder, capsys, monkeypatch):
-    for value, said in (("1", "padding stays"), ("int4", "left as it is (ValueError: precision = 'int4'")):
+    for value, said in (("1", "padding kept"), ("int4", "left as it is (ValueError: dtype = 'int4'")):
         monkeypatch.setenv("HF_RELPOS_OPTIMIZE", value)
         handle = start()
         assert start() is handle
@@ -340,8 +340,8 @@ def test_optimize_command(kind, folder, tmp_path):
         model.save(str(tmp_path / "model")) if model else shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "a.txt").write_text("\n".join(TEXTS * 20 + [""]))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    arguments = ["optimize", tmp_path / "model", "--text", tmp_path / "a.txt", "--json", "-"]
-    for options in ((), ("--precision", "auto")):
+    arguments = ["benchmark", tmp_path / "model", "--texts", tmp_path / "a.txt", "--json", "-"]
+    for options in ((), ("--dtype", "auto")):
         result = run_command(*arguments, *options)
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
@@ -360,12 +360,12 @@ def test_optimize_command_refuses_models_without_text(tmp_path):
     config = transformers.ViTConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     (tmp_path / "a.txt").write_text("a text")
-    result = run_command("optimize", tmp_path, "--text", tmp_path / "a.txt")
+    result = run_command("benchmark", tmp_path, "--texts", tmp_path / "a.txt")
     assert result.exit_code == 2 and "ViTModel takes no tokens of text" in result.stderr
 
 
 def test_optimize_command_refuses(folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     for name, text in ((folder, tmp_path / "empty.txt"), (folder, tmp_path / "none.txt"), (tmp_path, "empty.txt")):
-        result = run_command("optimize", name, "--text", text)
+        result = run_command("benchmark", name, "--texts", text)
         assert result.exit_code == 2 and result.stderr.startswith("Error: ")

@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from selection import chosen
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, Scheme, Terms
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
 from hf_relpos.models.saved_code import bundle as bundler, stand_ins
 from hf_relpos.models.saved_code.bundle import BundleError, bundle
 from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
+from hf_relpos.schemes import SCHEMES, Scheme, Terms
 
 
 FILES = {CONFIGURATION, MODELING}

@@ -197,7 +197,7 @@ def measure(name: str, **changes: Any) -> dict[str, Any]:
     report = hf_relpos.optimize(model)
     worst = max(difference(call(model, *given), expected[each], given[1]) for each, given in inputs.items())
     if not report.encoders:
-        return {"level": "", "reason": report.left[0].reason.partition(" (")[0], "difference": worst}
+        return {"level": "", "reason": report.skipped[0].reason.partition(" (")[0], "difference": worst}
     (level,) = {each.level for each in report.encoders}
     where = "on the right" if any("padding on the right" in each.effect for each in report.encoders) else "anywhere"
     return {"level": level, "padding": where, "difference": worst}

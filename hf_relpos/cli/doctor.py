@@ -58,7 +58,7 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     ways = {name: ("oneDNN", "PyTorch's own") for name in ("linear", "bmm")}
     ways |= {str(dtype)[6:]: ("float32", str(dtype)[6:]) for dtype in HALF}
     for name, library in zip(ways, (linear_library(), bmm_library(), *map(half_library, HALF)), strict=True):
-        allowed = "" if library.allowed else ", because of HF_RELPOS_FAST_PRODUCTS"
+        allowed = "" if library.allowed else ", because of HF_RELPOS_ONEDNN"
         versions[name] = f"{rates_of(library, *ways[name])}; {ways[name][not library.is_used]} is used{allowed}"
     for name, value in versions.items():
         if why or name not in ways:
@@ -83,7 +83,8 @@ def _print_checks(console: Console, devices: list[str]) -> list[dict[str, Any]]:
 
 
 def _print_backends(console: Console, devices: list[str], why: bool) -> list[dict[str, Any]]:
-    from .. import SCHEMES, RelPosBertConfig, explain_backend
+    from .. import RelPosBertConfig, explain_backend
+    from ..schemes import SCHEMES
 
     names: dict[tuple[str, str], list[str]] = {}  # schemes by device and explanation
     shown: dict[tuple[str, str], list[str]] = {}  # likewise, by what is printed of it

@@ -114,7 +114,7 @@ def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: 
     return (
         f"{said}. Its remote code: Transformers leaves buffers uninitialised that are computed when the model is "
         "built. --trust-remote-code runs it here and compares what it loads with the files, as "
-        "hf_relpos.check_loaded(model) does; hf_relpos.fill_buffers(model) fills the buffers"
+        "hf_relpos.verify_weights(model) does; hf_relpos.initialize_buffers(model) fills the buffers"
     )
 
 
@@ -175,6 +175,6 @@ def _command(spec: Family, folder: Path, name: str) -> str:
     """The command that converts it to a relative model; empty if it is one already."""
     if isinstance(spec, Own) and not spec.positions.absolute:
         return ""
-    text = " --text FILE" if spec.positions.absolute and spec.positions.scheme is None else ""
+    text = " --texts FILE" if spec.positions.absolute and spec.positions.scheme is None else ""
     pickle = "" if has_safetensors(folder) else " --allow-pickle"
     return f"hf-relpos convert {name} OUT{text}{pickle}"

@@ -109,7 +109,7 @@ class Conversion:
         """What the result can and cannot do, in one line."""
         limit, window = self.limit, self.config.attention_window
         if self.config.has_absolute_table:
-            longer = f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
+            longer = f"For longer texts, convert with --texts FILE --method-options length={4 * limit}."
             return f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. {longer}"
         made = f"It reads texts of any length and was made for {self.new_length or limit:,} tokens"
         if window:
@@ -120,7 +120,7 @@ class Conversion:
             return f"Its outputs equal the source's. {made}"
         if self.method.learns:
             return made
-        usable = "for a model to use without training, convert with --text FILE instead of --method drop."
+        usable = "for a model to use without training, convert with --texts FILE instead of --method drop."
         return f"{made} Its outputs are far from the source's until you train it; {usable}"
 
     @property
@@ -164,7 +164,7 @@ def check_text(texts: Any, field: str | Sequence[str], method: str) -> Texts | N
     """
     learns = METHODS[method].learns
     if learns and texts is None:
-        raise ConversionError(f"method = {method!r} requires `texts` (--text; a few hundred sentences are enough)")
+        raise ConversionError(f"method = {method!r} requires `texts` (--texts; a few hundred sentences are enough)")
     if not learns and texts is not None:
         raise ConversionError(f"texts: method = {method!r} does not use them; leave them out, or use 'distil'")
     found = None if texts is None else paths_or_documents(texts)

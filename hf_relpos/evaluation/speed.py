@@ -26,19 +26,19 @@ LONGEST = 512  # tokens of a text, where the tokenizer has no limit
 
 def measure_gain(
     name: str,
-    text: Sequence[str],
+    sources: Sequence[str],
     field: str | Sequence[str] = "text",
-    precision: str = "float32",
-    padding: str = "zeros",
+    dtype: str = "float32",
+    unpad: str = "pad_token",
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Measure on the CPU what `optimize` gains; nothing is written.
 
     Args:
         name: folder or Hub repository, loaded as sentence-transformers' class that it is of, or else by AutoModel.
-        text: sources as of `read_texts`, by line. `MOST_TEXTS` of them are read.
+        sources: of texts, as of `read_texts`, by line. `MOST_TEXTS` of them are read.
         field: as of `read_texts`.
-        precision, padding: as of `optimize`. "int8" and "auto" are measured on `BATCH` of the texts, from all of them.
+        dtype, unpad: as of `optimize`. "int8" and "auto" are measured on `BATCH` of the texts, from all of them.
 
     Returns:
         - model: name, and the class that it was loaded by.
@@ -52,14 +52,14 @@ def measure_gain(
     Raises:
         ValueError: for an unknown model, one that takes no texts, and for text that cannot be read or has none.
     """
-    texts = list(itertools.islice(read_texts(text, field, by_line=True), MOST_TEXTS))
+    texts = list(itertools.islice(read_texts(sources, field, by_line=True), MOST_TEXTS))
     if not texts:
-        raise TextError(f"text = {', '.join(text)}: there is none; give a file with the texts that you compute")
+        raise TextError(f"texts = {', '.join(sources)}: there is none; give a file with the texts that you compute")
     with loading_errors(name):
         model, inputs, outputs = _load(name, trust_remote_code)
     expected, before = _timed(outputs, texts)
-    sample = None if precision in ("float32", "bfloat16") else inputs(texts[:: -(-len(texts) // BATCH)])
-    handle = optimize(model, precision, padding=padding, sample=sample, verify="load")  # which times single calls
+    sample = None if dtype in ("float32", "bfloat16") else inputs(texts[:: -(-len(texts) // BATCH)])
+    handle = optimize(model, dtype, unpad, sample=sample, verify="load")  # which times single calls
     calls = handle.explain(outputs, texts)
     found, after = _timed(outputs, texts)
     cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in zip(found, expected, strict=True)]

@@ -59,7 +59,7 @@ class Positions:
 
     Attributes:
         absolute: whether absolute position embeddings are added to the input.
-        scheme: key of `hf_relpos.SCHEMES`, or several combined schemes; None for no relative positions.
+        scheme: key of `hf_relpos.schemes.SCHEMES`, or several combined schemes; None for no relative positions.
         options: options of the scheme.
     """
 

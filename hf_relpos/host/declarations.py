@@ -140,7 +140,7 @@ TOOLS = (
     Need(
         "transformers.modeling_utils:_load_parameter_into_model",
         ("model", "param_name"),
-        without="no warning of uninitialised buffers, which fill_buffers does not fill unless forced",
+        without="no warning of uninitialised buffers, which initialize_buffers does not fill unless forced",
     ),
     Need("transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
     Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
@@ -153,7 +153,7 @@ TOOLS = (
     Need("torch:ops.onednn.qlinear_pointwise", without="int8 multiplies by torch._int_mm"),
     Need("torch:ops.onednn.qlinear_prepack", without="int8 multiplies by torch._int_mm"),
     Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
-    Need("torch:_int_mm", without="optimize(precision='int8') raises an error"),
+    Need("torch:_int_mm", without="optimize(dtype='int8') raises an error"),
     Need("torch.ao.quantization.quantize:propagate_qconfig_", without="quantize_dynamic finds no optimized layers"),
     Need("torch:_assert_async"),
     Need("torch:Tensor._make_wrapper_subclass"),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from ..attention.unpadding import UnpaddedBatch
+from ..attention.unpadding import Batch
 from ..host.tracing import has_contents
 from .arguments import TOKENS, parameters_of, wants
 from .record import Record
@@ -193,41 +193,35 @@ class EncoderCall:
         return int((~torch.isin(found, torch.tensor(self.setup.pads, dtype=found.dtype))).sum())
 
     @cached_property
-    def _by_shape(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Names of the arguments with entries for tokens, with entries for rows, and of those that are neither."""
-        by_token, by_row, others = [], [], []
-        rows, length = self.shape
-        for name, value in self.given.items():
-            if isinstance(value, torch.Tensor) and value.dim():
-                if value.dim() > 1 and value.shape[0] in (1, rows) and value.shape[1] == length:
-                    by_token.append(name)
-                elif value.shape[0] == rows and rows != length and name != "position_ids":
-                    by_row.append(name)
-                else:
-                    others.append(name)
-            elif not isinstance(value, torch.Tensor | bool | int | float | str | None):
-                others.append(name)
-        return tuple(by_token), tuple(by_row), tuple(others)
-
-    @property
     def by_token(self) -> tuple[str, ...]:
         """Names of arguments (B or 1, L, …)."""
-        return self._by_shape[0]
-
-    @property
-    def by_row(self) -> tuple[str, ...]:
-        """Names of arguments (B, …)."""
-        return self._by_shape[1]
-
-    @property
-    def not_understood(self) -> tuple[str, ...]:
-        """Names of arguments that have entries neither for tokens nor for rows."""
-        return self._by_shape[2]
+        rows, length = self.shape
+        shapes = ((name, value.shape) for name, value in self.given.items() if isinstance(value, torch.Tensor))
+        return tuple(name for name, shape in shapes if shape[1:2] == (length,) and shape[0] in (1, rows))
 
     @cached_property
-    def unpadded(self) -> UnpaddedBatch | None:
+    def by_row(self) -> tuple[str, ...]:
+        """Names of other arguments (B, …)."""
+        rows, length = self.shape
+        others = ((name, value) for name, value in self.given.items() if name not in (*self.by_token, "position_ids"))
+        shapes = ((name, value.shape) for name, value in others if isinstance(value, torch.Tensor))
+        return tuple(name for name, shape in shapes if shape[:1] == (rows,) and rows != length)
+
+    @cached_property
+    def not_understood(self) -> tuple[str, ...]:
+        """Names of arguments that have entries neither for tokens nor for rows."""
+        others = ((name, value) for name, value in self.given.items() if name not in self.by_token + self.by_row)
+        plain = bool | int | float | str | None
+        return tuple(
+            name
+            for name, value in others
+            if (value.dim() if isinstance(value, torch.Tensor) else not isinstance(value, plain))
+        )
+
+    @cached_property
+    def unpadded(self) -> Batch | None:
         """The batch without its padding; None where padding stands inside of a row."""
-        return None if self.real is None else UnpaddedBatch.of(self.real, slice(0))
+        return None if self.real is None else Batch.of(self.real, slice(0))
 
     def arguments(self, positions: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Its arguments with position ids, those by token for all rows; and the names of those by token.

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from ..host.transformers import CACHE_NAMES
-from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import parameters_of
 from .by_length import ByLength
 from .call import EncoderCall, Level, Setup
@@ -53,8 +52,8 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
     """
     if any(hasattr(type(part), MADE_OF) for part in modules_in(encoder)):
         return "it is accelerated already"
-    is_ours = isinstance(encoder, RelPosBertModel)
-    if is_ours and encoder.config.unpad_inputs:
+    unpads = getattr(encoder, "unpads", None)
+    if unpads:
         return "it takes padding out already"
     if keeps_padding and own is None:
         return "padding is left to Transformers"
@@ -62,7 +61,7 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
         return "other code has replaced its forward method"
     devices = {each.device.type for each in encoder.parameters()} - {"cpu"}
     if devices:
-        remedy = ": set config.unpad_inputs = True" if is_ours else ""
+        remedy = "" if unpads is None else ": set config.unpad_inputs = True"
         return f"it is on {', '.join(sorted(devices))}, and only CPUs are served{remedy}"
     config = getattr(encoder, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
@@ -154,7 +153,7 @@ class Check:
         places = ("columns", "counted")
         takes_places = "position_ids" in parameters_of(type(self.encoder).forward)[0]
         window, config = self.window and NARROW, getattr(self.encoder, "config", None)
-        if isinstance(self.encoder, RelPosBertModel):
+        if hasattr(self.encoder, "unpads"):
             if not self.base.is_foreign:
                 yield (Native(),)
         elif self.own is not None:

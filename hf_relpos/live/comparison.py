@@ -88,7 +88,7 @@ class Comparison:
         model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
         if model is None:
             raise ValueError(
-                "precision = 'int8' or 'auto', and a sample, are for a PreTrainedModel; "
+                "dtype = 'int8' or 'auto', and a sample, are for a PreTrainedModel; "
                 f"{type(root).__name__} has none inside"
             )
         self.batch, self.source = _batch(owner, root, model, sample)

@@ -22,7 +22,7 @@ from .shadow import first_layers, shadow
 
 # In the class names of heads that find spans: their softmax and loss are over all positions of a row.
 SPANS = "ForQuestionAnswering"
-MAY_READ = "the program may read outputs at padding, which would change; padding='zeros' takes it out all the same"
+MAY_READ = "the program may read outputs at padding, which would change; unpad=True takes it out all the same"
 SHORT = (6, 4, 3)  # tokens of the rows whose losses are compared
 
 
@@ -67,7 +67,7 @@ def sides_that_heads_allow(
         return sides, trains, "" if sides == common else reader
     if everywhere:
         return (), False, MAY_READ
-    return common, True, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+    return common, True, f"whether {kind} reads states at padding is not known: if it does, pass unpad=False"
 
 
 def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, ...], sides: set[str]) -> bool:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import TOKENS, parameters_of
 
 
@@ -110,8 +109,6 @@ def layers_in(root: nn.Module) -> set[nn.Module]:
 
 def takes_tokens(module: Any, is_root: bool) -> bool:
     """Whether a model has the forward of an encoder, and is no decoder of an encoder's states."""
-    if isinstance(module, RelPosBertModel):
-        return True
     if not (is_root or isinstance(module, PreTrainedModel)):
         return False
     names, _ = parameters_of(type(module).forward)

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from ..models.modeling_relpos_bert import RelPosBertModel
 from ..products.cpu_gemm import half_library
 from ..products.weight_cache import CachingLinear, forget
 from .arguments import wants
 from .call import Setup
 from .check import Check, apply_to, refusal
+from .contract import Native
 from .encoder import SETUP
 from .end_to_end import MAY_READ, losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
@@ -23,7 +23,7 @@ from .record import Record
 from .substitute import MADE_OF, OURS, stock_class, substitute_class
 
 
-PADDINGS = ("zeros", "mask", "stock", "auto")
+UNPAD = ("pad_token", "attention_mask", "auto", "never")
 # Packages whose objects read the outputs of their models by the mask.
 PIPELINES = "transformers.pipelines."
 IN_FLOAT32 = "half precision runs in float32"
@@ -72,11 +72,11 @@ class Skipped:
     reason: str
 
 
-def take_padding_out(found: Found, padding: str, record: Record, widens: bool = False) -> list[Encoder | Skipped]:
+def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = False) -> list[Encoder | Skipped]:
     """Let the encoders in a module compute batches without their padding.
 
     Args:
-        padding: one of `PADDINGS`.
+        unpad: one of `UNPAD`.
         record: of their calls.
         widens: whether those in half precision may compute in float32.
 
@@ -85,7 +85,7 @@ def take_padding_out(found: Found, padding: str, record: Record, widens: bool = 
     """
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
-    setups = {name: _setup_of(encoder, found, padding, widens) for name, encoder in encoders_in(root)}
+    setups = {name: _setup_of(encoder, found, unpad, widens) for name, encoder in encoders_in(root)}
     if layers := give_speech(root):  # after encoders of text, which may have sound inside
         effect = "relative attention of sound is faster, in memory linear in the length"
         reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
@@ -97,7 +97,7 @@ def take_padding_out(found: Found, padding: str, record: Record, widens: bool = 
     unpadded = {name: each for name, each in setups.items() if isinstance(each, Setup) and each.sides}
     is_bare = not unpadded or "" in unpadded
     sides, trains, reader = SIDES, True, ""
-    may_read = padding == "auto" and not type(found.owner).__module__.startswith(READERS)
+    may_read = unpad == "auto" and not type(found.owner).__module__.startswith(READERS)
     if not is_bare:
         before, trains, reader = sides_that_heads_allow(root, unpadded, may_read)
         sides, heads = losses_over_padding(root, unpadded, before)
@@ -106,7 +106,7 @@ def take_padding_out(found: Found, padding: str, record: Record, widens: bool = 
         reader = "; ".join(filter(None, (reader, *notes)))
         for head in heads if sides else ():
             head.__class__ = substitute_class(type(head), keep_labelled_padding)
-    elif padding == "auto" and unpadded:  # also in pipelines, which return its states
+    elif unpad == "auto" and unpadded:  # also in pipelines, which return its states
         sides, reader = (), MAY_READ
     for name, setup in setups.items():
         encoder = root.get_submodule(name)
@@ -122,20 +122,20 @@ def take_padding_out(found: Found, padding: str, record: Record, widens: bool = 
     return reports
 
 
-def _setup_of(encoder: Any, found: Found, padding: str, widens: bool) -> Setup | str:
+def _setup_of(encoder: Any, found: Found, unpad: str, widens: bool) -> Setup | str:
     """The setup that agrees with Transformers; if there is none, why."""
     known, foreign = kinds_in(encoder)
     own = None if foreign else own_parts(encoder)
     half = half_of(encoder) if widens else None
     in_float32 = half is not None and half_library(half).is_used
-    if reason := refusal(encoder, own, padding == "stock" and not in_float32):
+    if reason := refusal(encoder, own, unpad == "never" and not in_float32):
         return reason
     pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
-    sides = () if padding == "stock" else SIDES
+    sides = () if unpad == "never" else SIDES
     drops_cache = (
         type(found.owner).__module__.startswith(PIPELINES) and not getattr(found.module, "can_generate", bool)()
     )
-    setup = Setup((), sides, pads, trusts_mask=padding == "mask", trusted=known, drops_cache=drops_cache)
+    setup = Setup((), sides, pads, trusts_mask=unpad == "attention_mask", trusted=known, drops_cache=drops_cache)
     return Check(encoder, replace(setup, in_float32=in_float32), own).setup()
 
 
@@ -148,15 +148,15 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     """
     apply_to(encoder, setup)
     in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
-    own = [] if setup.own is None else setup.own.attention_in(encoder)
-    layers = len(encoder.encoder.layer if isinstance(encoder, RelPosBertModel) else own)
+    level, difference = (setup.levels[0].name, setup.difference) if setup.sides else ("", 0.0)
+    layers = 0 if setup.own is None else len(setup.own.attention_in(encoder))
+    layers = encoder.config.num_hidden_layers if level == Native.name else layers
     effects = [IN_FLOAT32] if setup.in_float32 else []
     effects += [] if setup.own is None else [setup.own.effect]
     if setup.sides:
         where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
         effects.append(
-            f"padding{where} is taken out, its hidden states are zeros "
-            f"(level {setup.levels[0].name}, difference {setup.difference:.0e})"
+            f"padding{where} is taken out, its hidden states are zeros (level {level}, difference {difference:.0e})"
         )
         argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         if setup.returns_cache and not setup.drops_cache and wants(encoder, {}, argument):
@@ -168,11 +168,10 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
         effects.append(reader if setup.sides else f"padding stays: {reader}")
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
-    level, difference = (setup.levels[0].name, setup.difference) if setup.sides else ("", 0.0)
     return Encoder(place, kind, layers, level, difference, "; ".join(effects))
 
 
-def restore_attention(model: nn.Module) -> None:
+def undo_optimize(model: nn.Module) -> None:
     """Undo `optimize` everywhere in a model, also in a copy or after loading a pickle.
 
     Args:

@@ -3,13 +3,14 @@
 import functools
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from ..deferred import when_imported
+from ..deprecation import UNPAD as UNPAD_BEFORE, rename_arguments, rename_field
 from ..host.torch import QUANTIZERS, before_quantization
 from ..products.cpu_gemm import HALF, FastLinear, Library, half_library, limit_caches, linear_library, packed_rows
 from ..products.low_precision import KINDS, HalfLinear, int8_rates
@@ -20,18 +21,18 @@ from .encoder import SETUP
 from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
 from .half import TWIN, tables_of
-from .levels import IN_FLOAT32, PADDINGS, Encoder, Skipped, restore, restore_attention, take_padding_out
+from .levels import IN_FLOAT32, UNPAD, Encoder, Skipped, restore, take_padding_out, undo_optimize
 from .precision import choose
 from .record import Answer, Counts, Record, watching
 from .splade import take_maxima_first
 from .verify import WHEN, Verified
 
 
-PRECISIONS = ("float32", "bfloat16", "int8", "auto")
+DTYPES = ("float32", "bfloat16", "int8", "auto")
 VERIFY = "HF_RELPOS_VERIFY"  # environment variable: the default of `verify`
 BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
 ONEDNN = "by oneDNN"
-ZEROS = "hidden states at padding are zeros: read them by the mask, or pass padding='stock'"
+ZEROS = "hidden states at padding are zeros: read them by the mask, or pass unpad=False"
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Optimized:
 
     Attributes:
         encoders: those that it made faster, with their level.
-        left: those that it left as they are, and why.
+        skipped: those that it left as they are, and why.
         linear: how many linear layers compute in float32; None where none was to be changed.
         products: by which library, with the rates and errors measured on this machine.
         rounded: what computes in another precision than it has, as a sentence.
@@ -50,7 +51,7 @@ class Optimized:
     """
 
     encoders: tuple[Encoder, ...]
-    left: tuple[Skipped, ...]
+    skipped: tuple[Skipped, ...]
     linear: int | None
     products: str
     rounded: str = ""
@@ -106,13 +107,21 @@ class Optimized:
     def __exit__(self, *error: object) -> None:
         self.undo()
 
+    left = rename_field("left", "skipped")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as numbers, strings, lists and dictionaries, for JSON."""
+        found = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        found |= {name: [asdict(each) for each in found[name]] for name in ("encoders", "skipped")}
+        return found | {"agreement": self.agreement and asdict(self.agreement)}
+
     @property
     def summary(self) -> str:
         """The report in a few words, for one line of a log; the last are the least important."""
         levels = ", ".join(sorted({each.level for each in self.encoders if each.level}))
-        reasons, effects = [each.reason for each in self.left], "; ".join(each.effect for each in self.encoders)
+        reasons, effects = [each.reason for each in self.skipped], "; ".join(each.effect for each in self.encoders)
         if any(MAY_READ in each for each in (*reasons, effects)):
-            reasons = ["padding stays, as code may read it (--padding zeros)"]
+            reasons = ["padding kept: code may read it (--unpad pad_token)"]
         faster = ["attention"] if "is faster" in effects else []
         if self.linear and self.products.startswith(ONEDNN):
             faster.append(f"{self.linear} layers {ONEDNN}")
@@ -131,16 +140,16 @@ class Optimized:
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
         lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.agreement)))
-        lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
+        lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.skipped]
         return "\n".join(lines) or "nothing is changed"
 
 
+@rename_arguments(precision=("dtype", {}), padding=("unpad", UNPAD_BEFORE))
 def optimize(
     model: Any,
-    precision: str | None = "float32",
-    unpad: bool = True,
+    dtype: str | torch.dtype | None = "float32",
+    unpad: str | bool = True,
     sample: Sample = None,
-    padding: str = "zeros",
     verify: str | None = None,
 ) -> Optimized:
     """Make a loaded model faster on the CPU, in place, without another format or runtime.
@@ -159,21 +168,20 @@ def optimize(
     Args:
         model: a PreTrainedModel, a CrossEncoder or SentenceTransformer, a GLiNER, a pipeline; any module with encoders
             inside; or an object that holds such modules in its attributes or items, to a depth of three.
-        precision: of the products of linear layers inside the encoders. "float32": the outputs are those of before up
-            to rounding. "bfloat16": with errors of about 1e-2 of the largest value. "int8", for inference: a scale for
-            each token and each output feature; the outputs are compared with those in float32, layers that do harm
-            stay in float32, and `agreement` of the result says how close it is. "auto": the fastest of these on the
-            sample and this machine whose rows have a mean cosine of 0.995 or more. Weights stay as they are. None:
-            linear layers are left as they are.
-        unpad: False for `padding="stock"`.
+        dtype: of the matrix products of linear layers inside the encoders, as text or as `torch.bfloat16`. "float32":
+            outputs are unchanged up to rounding. "bfloat16": with errors of about 1e-2 of the largest value. "int8",
+            for inference: a scale for each token and each output feature; outputs are compared with those in float32,
+            layers that do harm stay in float32, and `agreement` of the result says how close it is. "auto": the
+            fastest of these on the sample and this machine whose rows have a mean cosine of 0.995 or more. Weights
+            stay as they are. None: linear layers are left as they are.
+        unpad: which padding is removed. True or "pad_token": positions where the mask is 0 and the token is the pad
+            token. "attention_mask": where the mask is 0, whatever the token, and also of `inputs_embeds`. "auto": as
+            True where sentence-transformers or a pipeline reads the outputs by the mask, or those at padding stay, as
+            logits of sequences; otherwise none. False or "never": none; Transformers computes padded calls.
         sample: data for a before/after comparison of outputs and latency: texts, if `model` has a tokenizer or
             processor, or inputs of the model; for an encoder-decoder without decoder inputs, of its encoder. It is
             measured on a copy that shares the weights. None for no comparison, and in "int8" and "auto" for random
             tokens of the vocabulary, which say less.
-        padding: what becomes of padding. "zeros": it is taken out where the mask is 0 and the token is the padding
-            token. "mask": where the mask is 0, whatever the token, and also of `inputs_embeds`. "stock": calls with
-            padding are left to Transformers. "auto": as "zeros" where sentence-transformers or a pipeline reads the
-            outputs by the mask, or those at padding stay, as logits of rows; otherwise padding stays.
         verify: which calls in evaluation are computed both ways, by their level and by Transformers, whose outputs are
             returned. "first call": the first of each kind of arguments, length and padding; a kind that differs is
             left to Transformers, with a warning. "always", "every 1000": further ones, too. "load": none. None for the
@@ -184,7 +192,7 @@ def optimize(
 
     Raises:
         TypeError: if `model` is no module and holds none.
-        ValueError: for an unknown precision, padding or verify, for "int8", "auto" or a sample and a module without a
+        ValueError: for an unknown dtype, unpad or verify, for "int8", "auto" or a sample and a module without a
             PreTrainedModel inside or one whose forward writes to its weights, and for texts and no tokenizer.
 
     Example:
@@ -198,10 +206,12 @@ def optimize(
     ```
     """
     found = modules_of(model, "optimize")
-    if precision not in (*PRECISIONS, None):
-        raise ValueError(f"precision = {precision!r} is not one of {', '.join(map(repr, PRECISIONS))}, None")
-    if padding not in PADDINGS:
-        raise ValueError(f"padding = {padding!r} is not one of {', '.join(map(repr, PADDINGS))}")
+    precision = None if dtype is None else str(dtype).removeprefix("torch.")
+    if precision not in (*DTYPES, None):
+        raise ValueError(f"dtype = {dtype!r} is not one of {', '.join(map(repr, DTYPES))}, None")
+    way = unpad if isinstance(unpad, str) else UNPAD[0] if unpad else UNPAD[-1]
+    if way not in UNPAD:
+        raise ValueError(f"unpad = {unpad!r} is not one of {', '.join(map(repr, UNPAD))}, True, False")
     record = Record(Verified(verify or os.environ.get(VERIFY) or WHEN[0]))
     limit_caches()
     _serve_quantizers()
@@ -211,11 +221,7 @@ def optimize(
     comparison = Comparison(model, roots[0], sample) if wanted else None
     before = [(module, type(module)) for root in roots for module in root.modules()]
     try:
-        reports = [
-            report
-            for each in found
-            for report in take_padding_out(each, padding if unpad else "stock", record, precision is not None)
-        ]
+        reports = [report for each in found for report in take_padding_out(each, way, record, precision is not None)]
         encoders = tuple(each for each in reports if isinstance(each, Encoder))
         skipped = tuple(each for each in reports if isinstance(each, Skipped))
         handle = Optimized(encoders, skipped, None, "", _record=record, _root=model)
@@ -232,7 +238,7 @@ def optimize(
 @functools.cache
 def _serve_quantizers() -> None:
     """Let `quantize_dynamic` have models as they were before: it looks for the very class `nn.Linear`."""
-    when_imported(QUANTIZERS, lambda: before_quantization(restore_attention))
+    when_imported(QUANTIZERS, lambda: before_quantization(undo_optimize))
 
 
 def _change_products(

@@ -115,7 +115,7 @@ def returns_cache(call: EncoderCall) -> str:
 def _states(call: EncoderCall) -> str:
     if not call.setup.keeps_states or not call.wants("output_hidden_states"):
         return ""
-    return "it asks for hidden states, which the program may read at padding: padding='zeros' takes it out"
+    return "it asks for hidden states, which the program may read at padding: unpad=True takes it out"
 
 
 def _labels(call: EncoderCall) -> str:
@@ -161,10 +161,11 @@ def _ids(call: EncoderCall) -> str:
     if not call.other_ids:
         return ""
     if not _given(call, "input_ids"):
-        return "it has embeddings, of which nobody knows who reads hidden ones: pass padding='mask' if nobody does"
+        why = "it has embeddings, of which nobody knows who reads hidden ones"
+        return f"{why}: pass unpad='attention_mask' if nobody does"
     return (
         f"{call.other_ids} of {call.hidden} hidden positions have other ids than the padding token "
-        f"{' or '.join(map(str, call.setup.pads))}: pass padding='mask' to optimize if nobody reads them"
+        f"{' or '.join(map(str, call.setup.pads))}: pass unpad='attention_mask' to optimize if nobody reads them"
     )
 
 
@@ -191,7 +192,7 @@ def _side(call: EncoderCall) -> str:
 PADDING = (
     Rule("The batch has fewer than 16 padding tokens.", _few),
     Rule("It returns keys and values, or XLNet's memory: pass `use_cache=False` or `use_mems=False`.", returns_cache),
-    Rule('It asks for hidden states, under `padding="auto"`.', _states),
+    Rule('It asks for hidden states, under `unpad="auto"`.', _states),
     Rule("Its labels at padding are not -100, and the head around the encoder has them in its loss.", _labels),
     Rule("Code of others reads other rows or padding in training.", _trains),
     Rule("Code of others gets an argument besides tokens, mask, positions, token types and switches.", _unfamiliar),

@@ -11,7 +11,7 @@ process has, and compared with float64. oneDNN is used if it is faster and as ex
   restores it at the end. Other threads see this setting, too. With it oneDNN may round to bfloat16, and does on
   processors with AMX. The measurement finds that error, and oneDNN is then not used.
 
-`HF_RELPOS_FAST_PRODUCTS=0` turns all off, `linear` the products of attention only, and `unpacked` the copies only.
+`HF_RELPOS_ONEDNN=off` turns all off, `linear` uses it for linear layers only, `no-prepack` without the copies.
 
 oneDNN compiles code for every shape. It keeps the last 1,024 of them, and PyTorch keeps as many for each thread: half
 a gigabyte once batches have had so many different numbers of tokens. Both read their capacity from the environment
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..deprecation import variable
 from ..host.torch import (
     fits_onednn_linear,
     has_onednn_linear,
@@ -43,8 +44,8 @@ from ..host.tracing import is_traced, is_transformed
 from .weight_cache import CachingLinear, cached
 
 
-SETTING = "HF_RELPOS_FAST_PRODUCTS"
-VALUES = ("0", "linear", "unpacked", "1")
+SETTING = "HF_RELPOS_ONEDNN"
+VALUES = ("off", "linear", "no-prepack", "on")
 HALF = (torch.float16, torch.bfloat16)
 # With fewer rows of a matrix, a product is bound by memory and neither library is faster.
 FEWEST_ROWS = 4
@@ -76,7 +77,7 @@ class Library:
         onednn_rate: speed of oneDNN's product; 0 if PyTorch does not have it.
         torch_error: the largest error of PyTorch's own product, relative to the largest value.
         onednn_error: the largest error of oneDNN's product, relative to the largest value.
-        allowed: whether `HF_RELPOS_FAST_PRODUCTS` allows oneDNN.
+        allowed: whether `HF_RELPOS_ONEDNN` allows oneDNN.
     """
 
     torch_rate: float
@@ -93,7 +94,7 @@ class Library:
 
 
 def _setting() -> str:
-    value = os.environ.get(SETTING, "1")
+    value = variable(SETTING, "on")
     if value not in VALUES:
         raise ValueError(f"{SETTING}={value!r} is not one of {', '.join(VALUES)}")
     return value

@@ -237,9 +237,9 @@ def changed(stock: torch.nn.Module, variant: str) -> torch.nn.Module:
 
     model = copy.deepcopy(stock)
     if variant == ATTENTION:
-        hf_relpos.optimize(model, precision=None, unpad=False)
+        hf_relpos.optimize(model, dtype=None, unpad=False)
     else:
-        hf_relpos.optimize(model, precision={BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32"))
+        hf_relpos.optimize(model, dtype={BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32"))
     return model
 
 
@@ -304,7 +304,7 @@ def measure_sentences(folder: Path, pairs: list[list[str]]) -> list[dict]:
     for variant, precision in ((OURS, "float32"), (BFLOAT16, "bfloat16"), (INT8, "int8")):
         models[variant] = copy.deepcopy(stock)
         sample = batches_of_texts([pair[1] for pair in others[:32]])[0] if precision == "int8" else None
-        print(hf_relpos.optimize(models[variant], precision=precision, sample=sample), file=sys.stderr)
+        print(hf_relpos.optimize(models[variant], dtype=precision, sample=sample), file=sys.stderr)
     runs = {name: forward(model) for name, model in models.items()}
     with contextlib.closing(runtimes(stock, batches)) as graphs:
         runs |= {name: make() for name, make in graphs if name.startswith("ONNX")}
@@ -417,7 +417,7 @@ INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them fas
 
 Speed-up over Transformers ("stock"): its time ÷ that of each variant. Two layers of base size, random weights,
 float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its attention alone, by
-`precision=None, unpad=False` ([live models](../../live.md)).
+`dtype=None, unpad=False` ([live models](../../live.md)).
 
 - "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" into one batch, of which
   {real:.0f} % are tokens, or "sorted" by length into batches of 8.

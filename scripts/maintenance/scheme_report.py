@@ -22,8 +22,9 @@ import torch
 from scheme_scores import plot_layer, record_calls
 from transformers.utils import logging
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.registry import build_input, build_scheme, build_shared
 from hf_relpos.schemes.scheme import OUT_OF_RANGE
 

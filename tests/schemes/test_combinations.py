@@ -10,8 +10,9 @@ from errors import raises
 from oracles import ON_TOKENS, REAL, array, extra_context, layer_error, tiny_attention, tiny_config, tiny_model
 from torch import nn
 
-from hf_relpos import SCHEMES, RelPosBertModel, Table, Terms
+from hf_relpos import RelPosBertModel
 from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes import SCHEMES, Table, Terms
 from hf_relpos.schemes.registry import combined
 from hf_relpos.schemes.scheme import Scheme
 

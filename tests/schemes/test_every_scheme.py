@@ -14,7 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import hf_relpos
-from hf_relpos import SCHEMES, RelPosBertModel
+from hf_relpos import RelPosBertModel
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.registry import scheme_parts
 from hf_relpos.schemes.scheme import Scheme, SharedScheme, choice, integer
 

@@ -11,8 +11,9 @@ from computed import Computed
 from oracles import array, layer_error, padding, tiny_attention, tiny_config
 from torch.autograd import gradcheck
 
-from hf_relpos import AttentionContext, RelPosBertModel, Table, Terms, attend
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.formula import featurewise_scores
+from hf_relpos.schemes import AttentionContext, Table, Terms, attend
 
 
 METHODS = ["huang_m1", "huang_m2", "huang_m3"]

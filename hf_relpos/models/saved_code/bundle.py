@@ -24,6 +24,7 @@ from typing import Any
 
 from ...attention.call import AttentionCall
 from ...attention.formula import Terms
+from ...attention.unpadding import Batch, RowGroup
 from ...schemes import registry
 from ...schemes.scheme import Scheme
 from ...version import __version__
@@ -53,9 +54,12 @@ SPDX-License-Identifier: Apache-2.0
 PACKAGE_ONLY = (
     AttentionCall.scores,
     Rows.of_group,
+    *(RowGroup.of, RowGroup.in_rows, RowGroup.tokens_of, RowGroup.length, RowGroup.count),
+    *(Batch.of, Batch.with_padding, Batch.tokens, Batch.dim, Batch.remove, Batch.restore, Batch.by_group),
     *(RelPosBertConfig.from_bert, RelPosBertConfig.from_dict, RelPosBertConfig.from_json_file),
     *(RelPosBertConfig.get_config_dict, RelPosBertConfig.has_absolute_table),
-    *(modeling.RelPosBertModel._inputs_of_groups, modeling.RelPosBertModel._terms_of_all_layers),
+    *(modeling.RelPosBertModel._prepared_groups, modeling.RelPosBertModel._terms_of_all_layers),
+    modeling.RelPosBertModel.unpads,
     modeling.RelPosBertPreTrainedModel.from_pretrained,
     layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
