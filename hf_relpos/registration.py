@@ -78,10 +78,9 @@ def watch_buffers(module: nn.Module, name: str, buffer: torch.Tensor | None) -> 
     if not kind.__module__.startswith(REMOTE) or kind.__module__ in _warned or filled_again:
         return
     _warned.add(kind.__module__)
-    ours = "; hf_relpos reads this architecture without that code: load it inside hf_relpos.patch_transformers()"
-    warnings.warn(
-        f"{kind.__name__} (remote code) computes the buffer {name} in __init__; Transformers 5 leaves such buffers "
-        "uninitialised, unless the code fills them itself. After loading, run hf_relpos.initialize_buffers(model), "
-        f"which names and fills them{ours if READ_HERE.search(kind.__module__) else ''}",
-        stacklevel=level_of_the_loader(),
-    )
+    place = f"{kind.__name__} (remote code) computes the buffer {name} in __init__"
+    left = "Transformers 5 leaves such buffers uninitialised, unless the code fills them itself"
+    remedy = "After loading, run hf_relpos.initialize_buffers(model), which names and fills them"
+    if READ_HERE.search(kind.__module__):
+        remedy += "; hf_relpos reads this architecture without that code, inside hf_relpos.patch_transformers()"
+    warnings.warn(f"{place}; {left}. {remedy}", stacklevel=level_of_the_loader())

@@ -172,9 +172,8 @@ def test_a_load_warns_once(folder, monkeypatch):
 def test_inspect_names_them_where_it_may_run_the_code(folder, memory):
     place = folder[0] / "RemoteModel"
     done = run_command("inspect", place, "--trust-remote-code")
-    assert done.exit_code == 0 and "initialize_buffers(model)" in done.output and "uninitialised" in done.output, (
-        done.output
-    )
+    assert done.exit_code == 0, done.output
+    assert "initialize_buffers(model)" in done.output and "uninitialised" in done.output, done.output
     plain = run_command("inspect", place, "--json", "-")
     assert plain.exit_code == 0 and "--trust-remote-code" in json.loads(plain.stdout)["elsewhere"]
     found = json.loads(run_command("inspect", place, "--trust-remote-code", "--json", "-").stdout)
@@ -306,11 +305,8 @@ def test_fill_buffers_names_what_nobody_can_know(table, reason, memory, tmp_path
         hf_relpos.initialize_buffers(model, force=["layers.0.table"])
     for layer in model.layers:
         layer.table.normal_()
-    assert (
-        hf_relpos.uninitialized_buffers(model)
-        == {}
-        == hf_relpos.uninitialized_buffers(Tables(TablesConfig(table=table)))
-    )
+    again = Tables(TablesConfig(table=table))
+    assert hf_relpos.uninitialized_buffers(model) == {} == hf_relpos.uninitialized_buffers(again)
 
 
 SIZES = tiny_sizes(vocab_size=60, hidden_size=32, num_attention_heads=4, intermediate_size=48)

@@ -113,14 +113,11 @@ def initialize_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
     if left := {name: each for name, each in found.items() if name not in filled}:
         reasons = "; ".join(f"{name} ({each.left})" for name, each in left.items())
         forced = [name for name, each in left.items() if each.right is not None]
-        remedy = (
-            f"; initialize_buffers(model, force={forced}) overwrites what their code computes anew" if forced else ""
-        )
-        warnings.warn(
-            f"left as they are, although not known to be those of a new {type(model).__name__}: {reasons}. If that "
-            f"is not on purpose, load the model again, and fill its buffers before the first call{remedy}",
-            stacklevel=2,
-        )
+        kept = f"left as they are, although not known to be those of a new {type(model).__name__}: {reasons}"
+        remedy = "load the model again, and fill its buffers before the first call"
+        if forced:
+            remedy += f"; initialize_buffers(model, force={forced}) overwrites what their code computes anew"
+        warnings.warn(f"{kept}. If that is not on purpose, {remedy}", stacklevel=2)
     return filled
 
 

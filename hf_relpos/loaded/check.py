@@ -76,9 +76,8 @@ def verify_weights(model: Any, source: Any = None, repair: bool = False) -> dict
         elif each.right is None:
             found[name] = Finding(each.left, "set it yourself")
         else:
-            found[name] = Finding(
-                f"other than in a new model: {each.left}", f"initialize_buffers(model, force=[{name!r}])"
-            )
+            remedy = f"initialize_buffers(model, force=[{name!r}])"
+            found[name] = Finding(f"other than in a new model: {each.left}", remedy)
     return found
 
 
