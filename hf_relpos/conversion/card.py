@@ -1,4 +1,4 @@
-"""The model card of a conversion, README.md."""
+"""The model card of a conversion, README.md, from the template `card.md`; Jinja comes with PyTorch."""
 
 from collections.abc import Mapping
 from pathlib import Path
