@@ -7,73 +7,20 @@ warning. With the environment variable HF_RELPOS_OPTIMIZE=1 (or a dtype) each mo
 optimized. Names of this package are imported on first use.
 """
 
+import ast
 import importlib
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .deferred import when_auto_classes_are_imported
 from .deprecation import old_names
 from .version import __version__
 
 
-if TYPE_CHECKING:
-    from .conversion import (
-        ConversionError as ConversionError,
-        ConversionReport as ConversionReport,
-        convert as convert,
-        export_checkpoint as export_checkpoint,
-    )
-    from .live import Optimized as Optimized, optimize as optimize, undo_optimize as undo_optimize
-    from .loaded.buffers import (
-        initialize_buffers as initialize_buffers,
-        uninitialized_buffers as uninitialized_buffers,
-    )
-    from .loaded.check import verify_weights as verify_weights
-    from .machine import self_check as self_check
-    from .models.capabilities import explain_backend as explain_backend
-    from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
-    from .models.modeling_relpos_bert import (
-        RelPosBertForMaskedLM as RelPosBertForMaskedLM,
-        RelPosBertForMultipleChoice as RelPosBertForMultipleChoice,
-        RelPosBertForNextSentencePrediction as RelPosBertForNextSentencePrediction,
-        RelPosBertForPreTraining as RelPosBertForPreTraining,
-        RelPosBertForQuestionAnswering as RelPosBertForQuestionAnswering,
-        RelPosBertForSequenceClassification as RelPosBertForSequenceClassification,
-        RelPosBertForTokenClassification as RelPosBertForTokenClassification,
-        RelPosBertLMHeadModel as RelPosBertLMHeadModel,
-        RelPosBertModel as RelPosBertModel,
-        RelPosBertPreTrainedModel as RelPosBertPreTrainedModel,
-    )
-    from .models.patch import patch_transformers as patch_transformers
-    from .models.recurrence import SegmentMemory as SegmentMemory
-    from .training import DistillationReport as DistillationReport, distil as distil
-
-
-_NAMES = {
-    ".conversion": ["ConversionError", "ConversionReport", "convert", "export_checkpoint"],
-    ".loaded.buffers": ["initialize_buffers", "uninitialized_buffers"],
-    ".loaded.check": ["verify_weights"],
-    ".live": ["Optimized", "optimize", "undo_optimize"],
-    ".machine": ["self_check"],
-    ".models.capabilities": ["explain_backend"],
-    ".models.configuration_relpos_bert": ["RelPosBertConfig"],
-    ".models.modeling_relpos_bert": [
-        "RelPosBertForMaskedLM",
-        "RelPosBertForMultipleChoice",
-        "RelPosBertForNextSentencePrediction",
-        "RelPosBertForPreTraining",
-        "RelPosBertForQuestionAnswering",
-        "RelPosBertForSequenceClassification",
-        "RelPosBertForTokenClassification",
-        "RelPosBertLMHeadModel",
-        "RelPosBertModel",
-        "RelPosBertPreTrainedModel",
-    ],
-    ".models.patch": ["patch_transformers"],
-    ".models.recurrence": ["SegmentMemory"],
-    ".training": ["DistillationReport", "distil"],
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))  # which type checkers read
+_MODULES = {
+    alias.name: f".{node.module}" for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _OLD_NAMES = {
     "check_loaded": "verify_weights",
     "fill_buffers": "initialize_buffers",

@@ -9,6 +9,7 @@ import torch
 import transformers
 from errors import raises
 from launching import run_command
+from oracles import tiny_sizes
 from sentence_transformers import CrossEncoder, SentenceTransformer, models as st
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
@@ -171,9 +172,8 @@ def test_a_load_warns_once(folder, monkeypatch):
 def test_inspect_names_them_where_it_may_run_the_code(folder, memory):
     place = folder[0] / "RemoteModel"
     done = run_command("inspect", place, "--trust-remote-code")
-    assert done.exit_code == 0 and "initialize_buffers(model)" in done.output and "uninitialised" in done.output, (
-        done.output
-    )
+    assert done.exit_code == 0, done.output
+    assert "initialize_buffers(model)" in done.output and "uninitialised" in done.output, done.output
     plain = run_command("inspect", place, "--json", "-")
     assert plain.exit_code == 0 and "--trust-remote-code" in json.loads(plain.stdout)["elsewhere"]
     found = json.loads(run_command("inspect", place, "--trust-remote-code", "--json", "-").stdout)
@@ -305,20 +305,11 @@ def test_fill_buffers_names_what_nobody_can_know(table, reason, memory, tmp_path
         hf_relpos.initialize_buffers(model, force=["layers.0.table"])
     for layer in model.layers:
         layer.table.normal_()
-    assert (
-        hf_relpos.uninitialized_buffers(model)
-        == {}
-        == hf_relpos.uninitialized_buffers(Tables(TablesConfig(table=table)))
-    )
+    again = Tables(TablesConfig(table=table))
+    assert hf_relpos.uninitialized_buffers(model) == {} == hf_relpos.uninitialized_buffers(again)
 
 
-SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
+SIZES = tiny_sizes(vocab_size=60, hidden_size=32, num_attention_heads=4, intermediate_size=48)
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, **FACTORS}
@@ -331,9 +322,7 @@ KINDS += [("gte", DYNAMIC)] if "gte" in transformers.CONFIG_MAPPING else []
 @torch.no_grad()
 def test_fill_buffers_leaves_transformers_own_tables(kind, rope):
     """A long call has changed them, and the class knows the length."""
-    config = transformers.AutoConfig.for_model(
-        kind, max_position_embeddings=16, pad_token_id=0, rope_parameters=dict(rope), **SIZES
-    )
+    config = transformers.AutoConfig.for_model(kind, pad_token_id=0, rope_parameters=dict(rope), **SIZES)
     model = AutoModel.from_config(config).eval()
     first = model.rotary_emb.inv_freq.clone()
     model(torch.arange(5, 60)[None])
@@ -347,7 +336,7 @@ def test_fill_buffers_leaves_transformers_own_tables(kind, rope):
 
 def emptied(dtype=torch.float32, **more):
     """A Llama that was built on the meta device and got memory, and its weights, as for FSDP; and a sound one."""
-    config = transformers.LlamaConfig(**SIZES, max_position_embeddings=16, **more)
+    config = transformers.LlamaConfig(**SIZES, **more)
     sound = transformers.LlamaModel(config).eval().to(dtype)
     with torch.device("meta"):
         model = transformers.LlamaModel(config).eval().to(dtype)

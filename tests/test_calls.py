@@ -69,9 +69,8 @@ def test_explain_says_why_a_call_is_not_faster(words, caplog):
     for field, value in fields.items():
         setattr(model.config, field, value)
     if inputs.pop("hook", False):
-        next(part for part in model.modules() if isinstance(part, nn.Linear)).register_forward_hook(
-            lambda *given: None
-        )
+        layer = next(part for part in model.modules() if isinstance(part, nn.Linear))
+        layer.register_forward_hook(lambda *given: None)
     mask = inputs.pop("attention_mask", REAL)
     ids = IDS[: len(mask)] if mask.dim() > 2 else IDS[: len(mask)].where(mask != 0, pad_of(model))
     inputs = {"input_ids": ids, "attention_mask": mask if mask.dim() > 2 else mask.long()} | inputs

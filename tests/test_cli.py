@@ -78,18 +78,8 @@ def test_terminals_without_unicode(command):
 
 def test_convert(source, tmp_path):
     out = tmp_path / "out"
-    arguments = (
-        "convert",
-        source,
-        out,
-        "--position-embedding-type",
-        "shaw",
-        "--position-options",
-        "clip=4",
-        "--method",
-        "drop",
-    )
-    result = run(*arguments)
+    options = "--position-embedding-type shaw --position-options clip=4 --method drop".split()
+    result = run("convert", source, out, *options)
     assert result.exit_code == 0, result.output
     config = AutoModel.from_pretrained(out).config
     assert config.position_embedding_type == "shaw" and config.position_options == {"clip": 4}
@@ -223,14 +213,8 @@ WITHOUT_TORCH = [
 
 @pytest.mark.parametrize("arguments, status, words", WITHOUT_TORCH)
 def test_help_and_mistyped_paths_need_neither_torch_nor_transformers(arguments, status, words):
-    code = (
-        "import sys\n"
-        "from hf_relpos.cli import app\n"
-        "try:\n"
-        f"    app({arguments.split()})\n"
-        "finally:\n"
-        "    assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
+    call = f"import sys\nfrom hf_relpos.cli import app\ntry:\n    app({arguments.split()})\n"
+    code = call + "finally:\n    assert not {'torch', 'transformers'} & set(sys.modules)"
     done = run_code(code, status=status)
     assert words in done.stdout + done.stderr
 

@@ -18,11 +18,9 @@ from hf_relpos.schemes import SCHEMES
 
 
 # of each level, and every encoder with attention of its own
+PLAIN = ("BERT", "MPNet", "RoFormer", "XLNet", "T5", "UMT5", "ModernBERT", "ALBERT", "remote code", "DeBERTa v1")
 ENCODERS = {
-    name: {} for name in ("BERT", "MPNet", "RoFormer", "XLNet", "T5", "UMT5", "ModernBERT", "ALBERT", "remote code")
-}
-ENCODERS |= {
-    "DeBERTa v1": {},
+    **{name: {} for name in PLAIN},
     "DeBERTa v2": {"position_buckets": -1, "share_att_key": False},
     "DeBERTa v2, as v3": {"position_buckets": 96},
 }

@@ -152,9 +152,8 @@ def test_a_new_model_of_each_kind_by_one_flag(data, tmp_path):
 
 def test_recipe_own_scheme(data, tmp_path):
     """Trained by its name from a file, and measured again."""
-    (tmp_path / "scheme_of_mine.py").write_text(
-        "from hf_relpos.schemes.alibi import ALiBi\n\n\nclass Mine(ALiBi, name='alibi_of_mine'):\n    pass\n"
-    )
+    code = "from hf_relpos.schemes.alibi import ALiBi\n\n\nclass Mine(ALiBi, name='alibi_of_mine'):\n    pass\n"
+    (tmp_path / "scheme_of_mine.py").write_text(code)
     mine, out = ("--scheme_file", tmp_path / "scheme_of_mine.py"), tmp_path / "out"
     new = (*NEW, "--position_embedding_type", "alibi_of_mine")
     trained = recipe("run_mlm", *mine, *mlm(data, out, *new, "--max_steps", 1))

@@ -124,17 +124,10 @@ def call_of(draw: random.Random, stock: nn.Module, name: str) -> tuple[list[Any]
         encoder = stock.encoder if isinstance(stock, Head) else stock
         embeddings = encoder.get_input_embeddings()(inputs.pop("input_ids")).detach()
         inputs["inputs_embeds"] = embeddings + torch.randn(embeddings.shape, generator=generator) / 9
-    keywords = {
-        "special_tokens_mask": (~real).long(),
-        "use_cache": False,
-        "head_mask": None,
-        "return_loss": False,
-        "return_dict": draw.choice([False, False, True, None]),
-        "output_hidden_states": True,
-        "output_attentions": draw.random() < 0.5,
-        "position_ids": None,
-        "token_type_ids": None,
-    }
+    keywords = {"special_tokens_mask": (~real).long(), "use_cache": False, "return_loss": False}
+    keywords |= {"return_dict": draw.choice([False, False, True, None]), "output_hidden_states": True}
+    keywords |= {"output_attentions": draw.random() < 0.5}
+    keywords |= dict.fromkeys(("head_mask", "position_ids", "token_type_ids"))
     given = draw.sample(sorted(keywords), draw.choice([0, 0, 1, 1, 2, 3]))
     inputs |= {key: keywords[key] for key in given if key not in inputs}
     if draw.random() < 1 / 16:

@@ -37,9 +37,8 @@ RELATIVE = encoders.DISENTANGLED
 V3 = SIZES | RELATIVE | encoders.BUCKETS | {"norm_rel_ebd": "layer_norm", "position_biased_input": False}
 V3 |= {"max_relative_positions": -1}
 T5_SIZES = encoders.T5 | {"vocab_size": 50, "d_model": 32, "num_heads": 4, "dropout_rate": 0.0}
-XLNET_SIZES = dict(
-    vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=24, initializer_range=0.3, ff_activation="gelu"
-)
+XLNET_SIZES = dict(vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=24, initializer_range=0.3)
+XLNET_SIZES["ff_activation"] = "gelu"
 V1, V2 = (DebertaModel, DebertaConfig), (DebertaV2Model, DebertaV2Config)
 UNBUCKETED = {"position_buckets": -1, "max_relative_positions": 6, "norm_rel_ebd": "none"}
 MODELS = {
@@ -179,17 +178,11 @@ def test_rows_that_are_all_padding_are_as_stock(name, backend):
 def random_deberta(draw: random.Random) -> torch.nn.Module:
     heads, size = draw.choice([1, 2, 3, 4]), draw.choice([4, 6, 8, 16])
     kinds = draw.choice([["c2p"], ["p2c"], ["c2p", "p2c"], "p2c|c2p", []])
-    fields = SIZES | {
-        "hidden_size": heads * size,
-        "num_attention_heads": heads,
-        "num_hidden_layers": draw.choice([1, 3]),
-        "relative_attention": draw.random() < 0.9,
-        "pos_att_type": kinds,
-        "max_relative_positions": draw.choice([-1, 20, 100]),
-        "max_position_embeddings": 128,
-        "type_vocab_size": draw.choice([0, 2]),
-        "position_biased_input": draw.random() < 0.5,
-    }
+    fields = SIZES | {"hidden_size": heads * size, "num_attention_heads": heads}
+    fields |= {"num_hidden_layers": draw.choice([1, 3]), "relative_attention": draw.random() < 0.9}
+    fields |= {"pos_att_type": kinds, "max_relative_positions": draw.choice([-1, 20, 100])}
+    fields |= {"max_position_embeddings": 128, "type_vocab_size": draw.choice([0, 2])}
+    fields |= {"position_biased_input": draw.random() < 0.5}
     if draw.random() < 0.4:
         return DebertaModel(DebertaConfig(**fields))
     norm = draw.choice(["none", "layer_norm"]) if fields["relative_attention"] else "none"

@@ -33,9 +33,8 @@ def splade(folder, kind=Transformer, **options):
     model = BertForMaskedLM(BertConfig(vocab_size=WORDS, initializer_range=0.3, **sizes))
     torch.nn.init.normal_(model.cls.predictions.bias)
     save_with_tokenizer(model, folder)
-    return SparseEncoder(
-        modules=[kind(str(folder), transformer_task="fill-mask"), SpladePooling(**options)], device="cpu"
-    )
+    modules = [kind(str(folder), transformer_task="fill-mask"), SpladePooling(**options)]
+    return SparseEncoder(modules=modules, device="cpu")
 
 
 def agree(one, other):
@@ -75,10 +74,8 @@ def test_optimize_splade_sums(tmp_path):
     """Pooling by sum, which reads all logits, is as before, and the report promises nothing."""
     model = splade(tmp_path, pooling_strategy="sum", chunk_size=4)
     expected = model.encode(BATCH).to_dense()
-    assert (
-        "vocabulary head" not in str(hf_relpos.optimize(model))
-        and type(model[0].model.cls.predictions.decoder) is not VocabularyHead
-    )
+    assert "vocabulary head" not in str(hf_relpos.optimize(model))
+    assert type(model[0].model.cls.predictions.decoder) is not VocabularyHead
     agree(model.encode(BATCH).to_dense(), expected)
 
 

@@ -19,11 +19,8 @@ LENGTH, REAL = 9, [4, 9, 1]  # not in the order of lengths
 
 def batch(name):
     real = padding(REAL, LENGTH)
-    return real, {
-        "input_ids": torch.randint(1, 50, real.shape) * real,
-        "attention_mask": real.long(),
-        **extra_inputs(name, len(REAL), LENGTH),
-    }
+    tokens = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
+    return real, {**tokens, **extra_inputs(name, len(REAL), LENGTH)}
 
 
 def tokens_of_the_layers(model):

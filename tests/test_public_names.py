@@ -19,9 +19,8 @@ def test_every_name_is_reachable_and_known_to_type_checkers():
     assert all(callable(getattr(hf_relpos, name)) or name == "SCHEMES" for name in hf_relpos._MODULES)
     assert isinstance(hf_relpos.convert, types.FunctionType) and isinstance(hf_relpos.__version__, str)
     assert set(hf_relpos.__all__) <= set(dir(hf_relpos))
-    tree = ast.parse(Path(hf_relpos.__file__).read_text("utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    declared = {name.asname: f".{node.module}" for node in block.body for name in node.names}
+    stub = ast.parse(Path(hf_relpos.__file__).with_suffix(".pyi").read_text("utf-8"))
+    declared = {name.asname: f".{node.module}" for node in stub.body[:-1] for name in node.names}
     assert declared == hf_relpos._MODULES
 
 

@@ -159,9 +159,8 @@ def test_run_fails_as_the_program(tmp_path):
 
 def test_run_keeps_the_program_its_sitecustomize(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = __name__, __file__")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    }
+    paths = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": paths}
     code = "import sys, sitecustomize; print(sys.mine, sitecustomize.__file__, 'hf_relpos' in sys.modules)"
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     file = str(tmp_path / "sitecustomize.py")
@@ -317,17 +316,12 @@ def small(name: str, folder: str) -> PreTrainedModel:
     words = transformers.BertConfig.from_pretrained(folder).vocab_size
     sizes = {"vocab_size": words, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
     t5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": words}
-    config = (
-        transformers.Qwen3Config(**sizes, num_key_value_heads=2) if name == "Qwen3" else transformers.T5Config(**t5)
-    )
-    return getattr(transformers, f"{name}Model")(config)
+    fields = {**sizes, "num_key_value_heads": 2} if name == "Qwen3" else t5
+    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**fields))
 
 
-ENCODERS = {
-    "BertModel": BertModel.from_pretrained,
-    "Qwen3Model": partial(small, "Qwen3"),
-    "T5Stack": partial(small, "T5"),
-}
+ENCODERS = {"BertModel": BertModel.from_pretrained, "Qwen3Model": partial(small, "Qwen3")}
+ENCODERS["T5Stack"] = partial(small, "T5")
 
 
 # The command optimize ------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def test_modules_that_cannot_be_joined_are_refused(modules, words, tmp_path, mon
     monkeypatch.setitem(sys.modules, entry, type("Entry", (), {"__all__": ["both", "max"]}))
     try:
         with pytest.raises(BundleError, match=words):
-            bundler._file("B", "", bundler._closure(bundler._public(entry), {}), set(), entry, {})
+            bundler._file("B", bundler._closure(bundler._public(entry), {}), set(), entry, {})
     finally:
         bundler._module.cache_clear()
 

@@ -52,13 +52,9 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
 
     threads = torch.get_num_threads()
     processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} {'threads' if threads > 1 else 'thread'}"
-    versions = {
-        "hf_relpos": __version__,
-        "torch": f"{torch.__version__}, {processor}",
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "devices": ", ".join(devices),
-    }
+    versions = {"hf_relpos": __version__, "torch": f"{torch.__version__}, {processor}"}
+    versions |= {"transformers": transformers.__version__, "python": platform.python_version()}
+    versions["devices"] = ", ".join(devices)
     ways = {name: ("oneDNN", "PyTorch's own") for name in ("linear", "bmm")}
     ways |= {str(dtype)[6:]: ("float32", str(dtype)[6:]) for dtype in HALF}
     for name, library in zip(ways, (linear_library(), bmm_library(), *map(half_library, HALF)), strict=True):
@@ -77,9 +73,8 @@ def _print_checks(console: Console, devices: list[str]) -> list[dict[str, Any]]:
     done = []
     for each in checks(devices):
         done.append(each)
-        console.print(
-            str(each), style="" if each.passed else "bold red", markup=False, highlight=False, soft_wrap=True
-        )
+        style = "" if each.passed else "bold red"
+        console.print(str(each), style=style, markup=False, highlight=False, soft_wrap=True)
     failed = sum(not each.passed for each in done)
     seconds = sum(each.seconds for each in done)
     verdict = f"{failed} FAILED; paste all of the above into an issue" if failed else "all right"

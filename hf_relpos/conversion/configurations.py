@@ -64,9 +64,8 @@ def target_config(
     kept = positions.scheme
     length = method_options.get("length") or limit
     if source.conv_kernel_size and method.learns:
-        raise ConversionError(
-            f"conv_kernel_size = {source.conv_kernel_size}: distil cannot train this convolution; leave the method out"
-        )
+        size = source.conv_kernel_size
+        raise ConversionError(f"conv_kernel_size = {size}: distil cannot train it; leave the method out")
     name = name or (PLAIN_SCHEME if method.learns else kept or DEFAULT_SCHEME)
     scheme = None if name == kept else _find_scheme(name)
     has_it = f"position_embedding_type = {name!r}: {spec.folder} has it already; choose another scheme, or options"
@@ -105,10 +104,9 @@ def target_config(
             return source
         raise ConversionError(has_it)
     if not method.learns:
-        raise ConversionError(
-            f"position_embedding_type = {name!r}, position_options = {options}: method = 'exact' keeps the "
-            f"source's scheme {source.position_embedding_type!r}; method = 'distil' learns another one from text"
-        )
+        kept = f"method = 'exact' keeps the source's {source.position_embedding_type!r}"
+        given = f"position_embedding_type = {name!r}, position_options = {options}"
+        raise ConversionError(f"{given}: {kept}; method = 'distil' learns another from text")
     check_scheme(scheme or _find_scheme(name), method)
     return config
 

@@ -20,6 +20,7 @@ from .folder import Layout
 from .methods import METHODS, Method
 
 
+Texts = Sequence[tuple[str | Path, str]] | Sequence[str]  # paths with their fields, or documents
 # Arguments of `convert` that do not determine the result.
 NOT_REPORTED = ("source", "out", "overwrite", "device", "progress")
 
@@ -60,7 +61,7 @@ class Conversion:
     config: RelPosBertConfig
     try_writing: Callable[[], None]
     options: SimpleNamespace
-    texts: Sequence[tuple[str | Path, str]] | Sequence[str] | None
+    texts: Texts | None
     skip_unreadable: bool
     seed: int
     device: torch.device
@@ -146,21 +147,16 @@ def choose_method(given: str | None, has_text: bool, spec: Family) -> str:
     """
     by_text, absolute = "distil" if has_text else "keep", spec.positions.absolute
     name = given or (by_text if absolute else "exact")
-    supported = [
-        name for name, method in METHODS.items() if (method.from_absolute if absolute else method.from_relative)
-    ]
+    supported = [name for name, each in METHODS.items() if (each.from_absolute if absolute else each.from_relative)]
     if name not in supported:
         needed, present = ("relative", "absolute") if absolute else ("absolute", "relative")
-        raise ConversionError(
-            f"method = {name!r} requires {needed} positions, but {spec.folder} has {present} ones ({spec.evidence}); "
-            f"leave the method out, or choose {' or '.join(supported)}"
-        )
+        why = f"requires {needed} positions, but {spec.folder} has {present} ones ({spec.evidence})"
+        remedy = f"leave the method out, or choose {' or '.join(supported)}"
+        raise ConversionError(f"method = {name!r} {why}; {remedy}")
     return name
 
 
-def check_text(
-    texts: Any, field: str | Sequence[str], method: str
-) -> Sequence[tuple[str | Path, str]] | Sequence[str] | None:
+def check_text(texts: Any, field: str | Sequence[str], method: str) -> Texts | None:
     """The texts, which can be iterated over several times, paths with their fields; None for none.
 
     Raises:
@@ -186,9 +182,8 @@ def choose_device(given: str | None) -> torch.device:
         ConversionError: for a device that cannot be used.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConversionError(
-            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without torchrun"
-        )
+        size = os.environ["WORLD_SIZE"]
+        raise ConversionError(f"WORLD_SIZE = {size}: a conversion runs in one process; start it without torchrun")
     name = given or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
         torch.ones((), dtype=torch.float64, device=name).item()

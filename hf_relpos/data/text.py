@@ -9,6 +9,7 @@ from typing import Any
 from .records import excerpt, iterate_records, open_text, text_field, text_problem, text_suffix
 
 
+Sources = str | Path | Iterable[str | Path]  # one, or several
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 # Largest number of characters read: a stream may have no end.
 MAX_CHARACTERS = 100_000_000
@@ -18,9 +19,7 @@ class TextError(ValueError):
     """Raised for text that cannot be read or is too short; the message names the remedy."""
 
 
-def pair_fields(
-    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text"
-) -> list[tuple[str | Path, str]]:
+def pair_fields(sources: Sources, field: str | Sequence[str] = "text") -> list[tuple[str | Path, str]]:
     """Pair each text source with its field.
 
     Args:
@@ -76,9 +75,8 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
             characters += len(text)
         items.append(text)
         if isinstance(text, Path) != isinstance(items[0], Path):
-            raise TextError(
-                f"texts[{number}] is a {_kind(text)}, and texts[0] is a {_kind(items[0])}; give paths or documents"
-            )
+            kinds = f"texts[{number}] is a {_kind(text)}, and texts[0] is a {_kind(items[0])}"
+            raise TextError(f"{kinds}; give paths or documents")
         if characters > MAX_CHARACTERS:
             break
     if not items:
@@ -97,10 +95,7 @@ def _kind(text: str | Path) -> str:
 
 
 def read_texts(
-    sources: str | Path | Iterable[str | Path],
-    field: str | Sequence[str] = "text",
-    skip_unreadable: bool = False,
-    by_line: bool = False,
+    sources: Sources, field: str | Sequence[str] = "text", skip_unreadable: bool = False, by_line: bool = False
 ) -> Iterator[str]:
     """Read the documents of files or folders, one after the other.
 
@@ -146,10 +141,8 @@ def find_text(source: str | Path) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise TextError(f"texts = '{excerpt(str(source))}': {reason}; check the path") from error
     if not exists:
-        raise TextError(
-            f"texts = '{source}': there is no such file; check the path. Save a Hub dataset or a URL first: "
-            "datasets.load_dataset(NAME, split='train').to_json('texts.jsonl')"
-        )
+        hub = "datasets.load_dataset(NAME, split='train').to_json('texts.jsonl')"
+        raise TextError(f"texts = '{source}': there is no such file; check the path. A Hub dataset is saved by {hub}")
     if not path.is_dir() and text_suffix(path) not in SUFFIXES:
         raise TextError(f"texts = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv")
     return path

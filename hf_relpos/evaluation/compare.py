@@ -59,14 +59,9 @@ def compare_models(
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
     measured.skipped.update(skipped)
-    return {
-        "teacher": teacher,
-        "student": student,
-        "text": list(texts),
-        "unknown": unknown,
-        "attention_window": getattr(other.model.config, "attention_window", None),
-        **measured.to_dict(),
-    }
+    told = {"teacher": teacher, "student": student, "text": list(texts), "unknown": unknown}
+    window = getattr(other.model.config, "attention_window", None)
+    return {**told, "attention_window": window, **measured.to_dict()}
 
 
 def windows_by_length(
@@ -89,8 +84,7 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            read = read_texts(texts, field)
-            cut = cut_windows(tokenizer, read, max(tokens, 4 * length), (length,), 0.0)
+            cut = cut_windows(tokenizer, read_texts(texts, field), max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too
                 raise

@@ -107,9 +107,7 @@ def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]]
     model: PreTrainedModel = AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code)
     model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     if not takes_tokens(model, is_root=True):
-        raise ValueError(
-            f"{name}: {type(model).__name__} takes no tokens of text; give an encoder of text or a reranker"
-        )
+        raise ValueError(f"{name}: {type(model).__name__} takes no tokens; give an encoder of text or a reranker")
     tokenizer = load_tokenizer(name)
     names, _ = parameters_of(type(model).forward)
     options = {"use_cache": False} if "use_cache" in names else {}  # calls that return a cache keep their padding
@@ -133,10 +131,8 @@ def _tokenized(tokenizer: Any, *texts: list[str]) -> dict[str, torch.Tensor]:
 
 def _kind(folder: Path) -> str:
     """The class of sentence-transformers that a folder is of; empty for none of them."""
-    config, sentences = (
-        read_json(path) if (path := folder / name).is_file() else {}
-        for name in ("config.json", "config_sentence_transformers.json")
-    )
+    paths = (folder / "config.json", folder / "config_sentence_transformers.json")
+    config, sentences = (read_json(path) if path.is_file() else {} for path in paths)
     if (folder / "modules.json").is_file():
         found: str = sentences.get("model_type", "SentenceTransformer")
         return found

@@ -66,10 +66,9 @@ class Need:
         lacking = [each for each in self.parameters if not any(name in known for name in each.split("|"))]
         if not lacking:
             return None
-        return (
-            f"{self.library} {version}: {self.path} has no argument {', '.join(lacking).replace('|', ' or ')} "
-            f"(it has {', '.join(known)}){consequence}"
-        )
+        names = ", ".join(lacking).replace("|", " or ")
+        both = f"has no argument {names} (it has {', '.join(known)})"
+        return f"{self.library} {version}: {self.path} {both}{consequence}"
 
 
 def stock(module: str, name: str, parameters: tuple[str, ...] = (), **others: str) -> Need:

@@ -101,12 +101,8 @@ def multiply_matrices_int8(rows: torch.Tensor, columns: torch.Tensor) -> torch.T
 
 def has_packed_int8() -> bool:
     """Whether PyTorch has oneDNN's operators for packed weights in int8."""
-    operators = torch.ops.onednn
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(operators, "qlinear_prepack")
-        and hasattr(operators, "qlinear_pointwise")
-    )
+    names = ("qlinear_prepack", "qlinear_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.onednn, name) for name in names)
 
 
 def pack_int8(weight: torch.Tensor) -> torch.Tensor:

@@ -103,9 +103,7 @@ def initialize_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
     found = find_differences(model)
     for name in force:
         if name not in found and not isinstance(_value(module_of(model), name), torch.Tensor):
-            raise ValueError(
-                f"force = {name!r}: there is no such buffer; those that differ: {', '.join(found) or 'none'}"
-            )
+            raise ValueError(f"force = {name!r}: no such buffer; those that differ: {', '.join(found) or 'none'}")
         if name in found and found[name].right is None:
             raise ValueError(f"force = {name!r}: {found[name].left}; set it yourself")
     filled = [name for name, each in found.items() if not each.left or name in force]
@@ -115,14 +113,11 @@ def initialize_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
     if left := {name: each for name, each in found.items() if name not in filled}:
         reasons = "; ".join(f"{name} ({each.left})" for name, each in left.items())
         forced = [name for name, each in left.items() if each.right is not None]
-        remedy = (
-            f"; initialize_buffers(model, force={forced}) overwrites what their code computes anew" if forced else ""
-        )
-        warnings.warn(
-            f"left as they are, although not known to be those of a new {type(model).__name__}: {reasons}. If that "
-            f"is not on purpose, load the model again, and fill its buffers before the first call{remedy}",
-            stacklevel=2,
-        )
+        kept = f"left as they are, although not known to be those of a new {type(model).__name__}: {reasons}"
+        remedy = "load the model again, and fill its buffers before the first call"
+        if forced:
+            remedy += f"; initialize_buffers(model, force={forced}) overwrites what their code computes anew"
+        warnings.warn(f"{kept}. If that is not on purpose, {remedy}", stacklevel=2)
     return filled
 
 
@@ -153,9 +148,7 @@ def module_of(model: Any) -> nn.Module:
     """
     root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(root, nn.Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}; give a torch.nn.Module, or a pipeline that has one as its `model`"
-        )
+        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module, or a pipeline that has one")
     return root
 
 
@@ -270,9 +263,7 @@ def _builds(kind: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.
     return [*builds, _build(kind, config, default)]
 
 
-def _build(
-    kind: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype, seed: int = 0
-) -> PreTrainedModel:
+def _build(kind: Any, config: PreTrainedConfig, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
     """A model with its buffers as its code computes them, and parameters without values.
 
     Raises:
@@ -285,12 +276,12 @@ def _build(
         torch.set_default_dtype(dtype)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), _parameters_on_meta(), torch.no_grad():
             torch.manual_seed(seed)
-            return kind(config)
+            model: PreTrainedModel = kind(config)
+            return model
     except Exception as error:  # whatever the code of others raises
-        raise ValueError(
-            f"{kind.__name__} cannot be built from its configuration alone ({type(error).__name__}: {error}), so that "
-            "nobody knows what its buffers should hold; load it with the Transformers that its code was written for"
-        ) from error
+        reason = f"cannot be built from its configuration alone ({type(error).__name__}: {error})"
+        remedy = "load it with the Transformers that its code was written for"
+        raise ValueError(f"{kind.__name__} {reason}, so its buffers cannot be checked; {remedy}") from error
     finally:
         torch.set_default_dtype(default)
 

@@ -62,7 +62,7 @@ def verify_weights(model: Any, source: Any = None, repair: bool = False) -> dict
     >>> model = AutoModel.from_pretrained("some/remote-code", trust_remote_code=True)
     >>> for name, finding in hf_relpos.verify_weights(model).items():
     ...     print(name, finding)
-    rotary.inv_freq left uninitialised by Transformers 5; hf_relpos.initialize_buffers(model)
+    rotary.inv_freq left uninitialised by a load or `to_empty`; hf_relpos.initialize_buffers(model)
     ```
     """
     found: dict[str, Finding] = {}
@@ -72,15 +72,12 @@ def verify_weights(model: Any, source: Any = None, repair: bool = False) -> dict
         initialize_buffers(model)
     for name, each in find_differences(model).items():
         if not each.left:
-            found[name] = Finding(
-                "left uninitialised by Transformers 5 or `to_empty`", "hf_relpos.initialize_buffers(model)"
-            )
+            found[name] = Finding("left uninitialised by a load or `to_empty`", "hf_relpos.initialize_buffers(model)")
         elif each.right is None:
             found[name] = Finding(each.left, "set it yourself")
         else:
-            found[name] = Finding(
-                f"other than in a new model: {each.left}", f"initialize_buffers(model, force=[{name!r}])"
-            )
+            remedy = f"initialize_buffers(model, force=[{name!r}])"
+            found[name] = Finding(f"other than in a new model: {each.left}", remedy)
     return found
 
 
@@ -153,9 +150,8 @@ def _missing(model: PreTrainedModel, given: set[int], stocks: dict[str, bool]) -
     """Names of the parameters that no file gives, without those that a class of Transformers computes."""
     ignored = "|".join(model._keys_to_ignore_on_load_missing or [])
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in given and not (
-            ignored and stocks[name.rpartition(".")[0]] and re.search(ignored, name)
-        ):
+        is_computed = ignored and stocks[name.rpartition(".")[0]] and re.search(ignored, name)
+        if id(parameter) not in given and not is_computed:
             yield name
 
 

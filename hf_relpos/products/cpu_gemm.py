@@ -133,10 +133,8 @@ def _compare(
     """
     runs = {"plain": plain} if fast is None else {"plain": plain, "fast": fast}
     with torch.inference_mode():
-        errors = [
-            float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max())
-            for run in runs.values()
-        ]
+        results = [run().flatten(0, -2)[: len(exact)] for run in runs.values()]
+    errors = [float((each - exact).abs().max() / exact.abs().max()) for each in results]
     rates = [work / taken / 1e9 for taken in seconds_of(runs).values()]
     return Library(rates[0], rates[-1] if fast else 0.0, errors[0], errors[-1])
 
@@ -264,12 +262,9 @@ def has_gradients(*tensors: torch.Tensor | None) -> bool:
 
 def is_plain(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether oneDNN may compute a product of these tensors."""
-    return (
-        not is_traced()
-        and fits_onednn_linear(rows, weight, bias)
-        and not torch.is_autocast_enabled("cpu")
-        and not is_transformed()
-    )
+    if is_traced() or torch.is_autocast_enabled("cpu") or is_transformed():
+        return False
+    return fits_onednn_linear(rows, weight, bias)
 
 
 class _Linear(torch.autograd.Function):

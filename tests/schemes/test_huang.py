@@ -68,12 +68,9 @@ def test_gradients_of_the_gain_by_feature(shared, batched):
     expected = torch.einsum("bhic,bhjc,bhijc->bhij", query, key, gathered.expand(2, 3, -1, -1, -1))
     assert (ours(query, key, rows) - expected).abs().max() <= 1e-12
     ahead = torch.randn_like(expected)
-    pairs = zip(
-        torch.autograd.grad(ours(query, key, rows), (query, key, rows), ahead),
-        torch.autograd.grad(expected, (query, key, rows), ahead),
-        strict=True,
-    )
-    assert all((one - other).abs().max() <= 1e-12 for one, other in pairs)
+    found = torch.autograd.grad(ours(query, key, rows), (query, key, rows), ahead)
+    wanted = torch.autograd.grad(expected, (query, key, rows), ahead)
+    assert all((one - other).abs().max() <= 1e-12 for one, other in zip(found, wanted, strict=True))
 
 
 def test_the_gain_by_feature_makes_nothing_of_size_length_times_keys_times_d():
