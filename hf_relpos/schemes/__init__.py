@@ -15,6 +15,7 @@ from .kerple import Kerple as Kerple
 from .log_cpb import LogCPB as LogCPB
 from .music import Music as Music
 from .nezha import Nezha as Nezha
+from .pope import PoPE as PoPE
 from .projection_cache import project as project
 from .relation import Relation as Relation
 from .relative_2d import Relative2d as Relative2d
