@@ -8,6 +8,7 @@ from .deberta import Deberta as Deberta
 from .disan import DiSAN as DiSAN
 from .dual_triangle import DualTriangle as DualTriangle
 from .fire import Fire as Fire
+from .grape_m import GrapeM as GrapeM
 from .harmonic import Harmonic as Harmonic
 from .hop import Hop as Hop
 from .huang import HuangM1 as HuangM1, HuangM2 as HuangM2, HuangM3 as HuangM3

@@ -49,6 +49,7 @@ WITH_NAMES_OF_ORIGINALS = {"cable", "deberta", "fire", "hop", "kerple", "log_cpb
 WITH_NAMES_OF_ORIGINALS |= {"relative_key", "shaw", "t5", "tener", "transformer_xl", "tupe", "xlnet"}
 # Names and shapes of parameters with D = 24, H = 3, P = 16 and the default options; of other schemes: none.
 PARAMETERS = {
+    "grape_m": "log_rate (4,)",
     "harmonic": "A (3, 16, 8); B (3, 16, 8); c (3, 16); V (3, 16, 8)",
     "huang_m1": "weight (16,)",
     "huang_m2": "weight (31,)",
@@ -87,7 +88,7 @@ REFUSED = {
 # Files of schemes by the largest error against the original code that `parity` in them may find.
 ORIGINALS = {
     0: ["disan"],
-    1e-12: ["pope", "tupe"],
+    1e-12: ["grape_m", "pope", "tupe"],
     5e-7: ["tener", "xlnet"],
     1e-6: ["alibi", "deberta", "kerple", "rope", "sinusoidal_2d", "t5"],
     2e-6: ["absolute", "cape", "fire", "music", "nezha", "relative_2d", "shaw"],
