@@ -18,6 +18,7 @@ from .music import Music as Music
 from .nezha import Nezha as Nezha
 from .pope import PoPE as PoPE
 from .projection_cache import project as project
+from .registry import position_bias as position_bias
 from .relation import Relation as Relation
 from .relative_2d import Relative2d as Relative2d
 from .relative_key import RelativeKey as RelativeKey, RelativeKeyQuery as RelativeKeyQuery
