@@ -13,6 +13,7 @@ from .deberta import Deberta as Deberta
 from .disan import DiSAN as DiSAN
 from .dual_triangle import DualTriangle as DualTriangle
 from .fire import Fire as Fire
+from .grape_m import GrapeM as GrapeM
 from .harmonic import Harmonic as Harmonic
 from .hop import Hop as Hop
 from .huang import HuangM1 as HuangM1, HuangM2 as HuangM2, HuangM3 as HuangM3
@@ -20,8 +21,9 @@ from .kerple import Kerple as Kerple
 from .log_cpb import LogCPB as LogCPB
 from .music import Music as Music
 from .nezha import Nezha as Nezha
+from .pope import PoPE as PoPE
 from .projection_cache import project as project
-from .registry import SCHEMES as SCHEMES
+from .registry import SCHEMES as SCHEMES, position_bias as position_bias
 from .relation import Relation as Relation
 from .relative_2d import Relative2d as Relative2d
 from .relative_key import RelativeKey as RelativeKey, RelativeKeyQuery as RelativeKeyQuery
