@@ -5,7 +5,7 @@ BERT.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -358,7 +358,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             longest: of the group with the longest rows, whose terms may hold for these rows, too.
             length: tokens of a row of the batch, if these are some of its rows without padding.
         """
-        context = replace(sequence.context, device=states.device, longest=length)
+        kept: dict[Hashable, Any] | None = None if is_traced() else {}
+        context = replace(sequence.context, device=states.device, longest=length, kept=kept)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         terms = None if longest is None else longest.shared_terms
