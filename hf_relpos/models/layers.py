@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ..attention.call import AttentionCall, SharedTerms
-from ..attention.context import AttentionContext, LayerInputs
+from ..attention.context import AttentionContext, LayerInputs, precise
 from ..attention.dispatch import run_attention
 from ..attention.unpadding import Batch, RowGroup
 from ..host.tracing import is_traced
@@ -237,8 +237,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         """
         scheme, shared = self.distance_embedding, context.layer.shared
         layer = LayerInputs(shared() if callable(shared) else shared, numbers, self.query, self.key)
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        terms = scheme(replace(context, layer=layer, device=like.device, dtype=dtype))
+        terms = scheme(replace(context, layer=layer, device=like.device, dtype=precise(like.dtype)))
         return SharedTerms(terms, scheme.signature, context, like)
 
 

@@ -5,7 +5,7 @@ BERT.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -359,7 +359,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             states: (b, l, D), the input of the first layer; only shape, dtype and device are read.
             longest: the group with the longest rows, whose terms may hold for these rows, too.
         """
-        context = replace(sequence.context, device=states.device, longest=group.context.longest)
+        kept: dict[Hashable, Any] | None = None if is_traced() else {}
+        context = replace(sequence.context, device=states.device, longest=group.context.longest, kept=kept)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
         terms = None if longest is None else longest.terms

@@ -52,4 +52,4 @@ class Harmonic(Scheme, name="harmonic"):
         super().init_weights(std * len(self.frequencies) ** -0.5)  # rows of the tables have the deviation `std`
 
     def forward(self, context: AttentionContext) -> Terms:
-        return terms_of_tables(self, lambda rows: FourierTable(rows.clone(), self.frequencies, context))
+        return terms_of_tables(self, lambda rows: FourierTable(rows, self.frequencies, context))

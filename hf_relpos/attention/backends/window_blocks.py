@@ -137,6 +137,7 @@ def _block_of(call: AttentionCall, part: Part) -> tuple[AttentionCall, list[Sele
         key_length=part.keys.shape[0],
         start=int(call.context.start) + part.queries.start,
         keys=part.keys,
+        kept=None,
     )
     queries, pairs = Selection(part.queries), Selection(part.queries, -1, part.keys)
     keys = Selection(dim=2, entries=part.keys)
