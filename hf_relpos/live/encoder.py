@@ -1,6 +1,5 @@
 """The forward of an optimized encoder: which calls are computed without their padding, or by our attention."""
 
-import itertools
 from typing import Any
 
 import torch
@@ -98,11 +97,6 @@ def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
     return found, why
 
 
-def why_not(call: EncoderCall) -> list[Reason]:
-    """All that speaks against taking padding out of a call, and not the first reason alone."""
-    return list(itertools.chain(reasons(CALL, call), reasons(PADDING, call), reasons([CODE], call)))
-
-
 def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: bool = False) -> None:
     """Count what a call got.
 
@@ -114,7 +108,7 @@ def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: boo
     computed = given if level is None or call.computed is None else call.computed
     name, kind = STOCK if level is None else level.name, stock_class(type(call.encoder)).__name__
     if is_watching() and (level is None or not level.removes_padding):
-        why = list(dict.fromkeys([*why, *why_not(call)]))
+        why = list(dict.fromkeys([*why, *reasons((*CALL, *PADDING, CODE), call)]))  # all, and not the first alone
     answer = Answer(kind, name, given, computed, given - call.hidden, tuple(why))
     is_costly = bool(call.setup.sides) and call.hidden >= FEWEST and computed >= TWICE * (given - call.hidden)
     call.setup.record.note(answer, is_loud or is_costly)

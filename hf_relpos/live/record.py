@@ -93,14 +93,14 @@ class Counts:
         return "\n".join([*lines, *(f"  {count} ×: {reason}" for reason, count in self.left.most_common())])
 
 
-_watched: ContextVar[list[Answer] | None] = ContextVar("watched", default=None)
-_attention: ContextVar[dict[str, None] | None] = ContextVar("attention", default=None)
+# Answers that somebody waits for, and names of what computed the attention of the call that runs, in order.
+_watched: ContextVar[tuple[list[Answer], dict[str, None]] | None] = ContextVar("watched", default=None)
 
 
 def note_attention(name: str) -> None:
     """Note who computes attention, if somebody wants to know."""
-    if (noted := _attention.get()) is not None:
-        noted[name] = None
+    if (watched := _watched.get()) is not None:
+        watched[1][name] = None
 
 
 def is_watching() -> bool:
@@ -141,10 +141,10 @@ class Record:
         Args:
             is_loud: whether its reason is a warning.
         """
-        watched, noted = _watched.get(), _attention.get()
-        if watched is not None and noted is not None:
-            watched.append(replace(answer, attention=tuple(noted)))
-            noted.clear()
+        if (watched := _watched.get()) is not None:
+            answers, names = watched
+            answers.append(replace(answer, attention=tuple(names)))
+            names.clear()
         with self.changed:
             counts, reason = self.counts, next(iter(answer.reasons), None)
             counts.calls[answer.level] += 1
@@ -194,12 +194,11 @@ class Record:
 def watching() -> Iterator[list[Answer]]:
     """What calls of this thread get, while the context lasts."""
     found: list[Answer] = []
-    tokens = _watched.set(found), _attention.set({})
+    token = _watched.set((found, {}))
     try:
         yield found
     finally:
-        _watched.reset(tokens[0])
-        _attention.reset(tokens[1])
+        _watched.reset(token)
 
 
 _records: weakref.WeakSet[Record] = weakref.WeakSet()
