@@ -14,10 +14,13 @@ import threading
 from typing import Any
 
 from ..deferred import when_auto_classes_are_imported, when_imported
+from ..host.cores import threads_of
 
 
-# Environment variables: "0" or a precision, where "1" is float32; `padding` of `optimize`; "1" for the whole report.
-OPTIMIZE, PADDING, VERBOSE = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_PADDING", "HF_RELPOS_VERBOSE"
+# Environment variables: "0" or a precision, where "1" is float32; `padding` and `join` of `optimize`; threads of
+# PyTorch, a number or "auto"; "1" for the whole report.
+OPTIMIZE, PADDING, JOIN = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_PADDING", "HF_RELPOS_JOIN"
+THREADS, VERBOSE = "HF_RELPOS_THREADS", "HF_RELPOS_VERBOSE"
 WIDTH, SHORTEST = 119, 12  # of the line for a model; and of its name where that is too long
 SENTENCE_TRANSFORMERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 
@@ -40,8 +43,11 @@ def start() -> "Autoload | None":
     global _started
     precision = os.environ.get(OPTIMIZE, "0")
     if precision not in ("", "0") and not (_started and _started.is_active):
-        padding, verbose = os.environ.get(PADDING) or "auto", os.environ.get(VERBOSE, "0") not in ("", "0")
-        _started = Autoload("float32" if precision == "1" else precision, padding, verbose)
+        padding = os.environ.get(PADDING) or "auto"
+        verbose, join = (os.environ.get(name, "0") not in ("", "0") for name in (VERBOSE, JOIN))
+        if threads := threads_of(os.environ.get(THREADS, "")):  # also where OMP_NUM_THREADS says otherwise
+            when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
+        _started = Autoload("float32" if precision == "1" else precision, padding, verbose, join)
     return _started
 
 
@@ -51,13 +57,13 @@ class Autoload:
     An error of `optimize` is such a line, too, and leaves the model as it is.
     """
 
-    def __init__(self, precision: str = "float32", padding: str = "auto", verbose: bool = False) -> None:
+    def __init__(self, precision: str = "float32", padding: str = "auto", verbose: bool = False, join: bool = False):
         """
         Args:
-            precision, padding: as of `optimize`.
+            precision, padding, join: as of `optimize`.
             verbose: print the report of `optimize` below each line.
         """
-        self.precision, self.padding, self.verbose = precision, padding, verbose
+        self.precision, self.padding, self.verbose, self.join = precision, padding, verbose, join
         self.is_active = True
         self.replaced: list[tuple[Any, str, Any, Any]] = []
         self.reports: list[tuple[str, Any]] = []  # of `optimize`, with the name of a class
@@ -130,7 +136,7 @@ class Autoload:
         try:
             from ..live import optimize
 
-            report = optimize(model, self.precision, padding=self.padding)
+            report = optimize(model, self.precision, padding=self.padding, join=self.join)
             said, more = report.summary, str(report)
             self.reports.append((type(model).__name__, report))
         except Exception as error:  # the program is to go on

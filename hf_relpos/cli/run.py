@@ -10,6 +10,7 @@ from .. import autoload
 from ..checkpoints.paths import check_source
 from ..console import plain_errors
 from ..data.text import check_texts
+from ..host.cores import threads_of
 from .options import OPTIONS, TEXT, Fields, JsonFile, advanced
 from .output import command_output, loading, write_json
 
@@ -20,6 +21,7 @@ PRECISION = (
     "Precision of linear layers; bfloat16 and int8 round, int8 most. auto: the fastest with a mean cosine of .995 or "
     "more to float32, measured on"
 )
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # which PyTorch reads when it is imported
 PaddingOption = Annotated[
     Padding,
     advanced(
@@ -35,6 +37,8 @@ def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments, such as: uvicorn app:app.")],
     precision: Annotated[Precision, typer.Option(help=f"{PRECISION} random tokens.")] = Precision.float32,
     padding: PaddingOption = Padding.auto,
+    join: Annotated[bool, typer.Option("--join", help="Compute calls of several threads together.")] = False,
+    threads: Annotated[str, typer.Option(metavar="N|auto", help="Of PyTorch. auto: the container's CPU quota.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole report of each model.")] = False,
 ) -> None:
     """Run a Python program or server, and optimize each encoder that it loads; a line for each on stderr.
@@ -48,12 +52,16 @@ def run(
 
     hf-relpos run --precision int8 -- python encode.py
 
+    hf-relpos run --join --threads auto -- fastapi run app.py
+
     hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app
     """
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
         environment = {autoload.OPTIMIZE: precision, autoload.PADDING: padding, "PYTHONPATH": path}
-        environment |= {autoload.VERBOSE: "1"} if verbose else {}
+        environment |= {name: "1" for name, on in ((autoload.VERBOSE, verbose), (autoload.JOIN, join)) if on}
+        if number := threads_of(threads):
+            environment |= dict.fromkeys((autoload.THREADS, *THREADS), str(number))
         try:
             os.execvpe(command[0], command, os.environ | environment)
         except OSError as error:
