@@ -213,7 +213,7 @@ def watching() -> Iterator[list[Answer]]:
 def tell(answer: Answer) -> None:
     """Tell this thread what a call of it got that another thread has computed."""
     if (watched := _watched.get()) is not None:
-        watched.append(answer)
+        watched[0].append(answer)
 
 
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
