@@ -1,4 +1,4 @@
-"""The address of the repository, which the workflow of a release gives by REPOSITORY: for links of README.md on PyPI."""
+"""The address of the repository (REPOSITORY), for links of README.md on PyPI; the workflow of a release gives it."""
 
 import os
 import re

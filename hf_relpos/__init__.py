@@ -50,40 +50,28 @@ if TYPE_CHECKING:
 
 
 _NAMES = {
-    ".conversion": ["ConversionError", "ConversionReport", "convert", "export_checkpoint"],
-    ".loaded.buffers": ["initialize_buffers", "uninitialized_buffers"],
-    ".loaded.check": ["verify_weights"],
-    ".live": ["Optimized", "optimize", "undo_optimize"],
-    ".machine": ["self_check"],
-    ".models.capabilities": ["explain_backend"],
-    ".models.configuration_relpos_bert": ["RelPosBertConfig"],
-    ".models.modeling_relpos_bert": [
-        "RelPosBertForMaskedLM",
-        "RelPosBertForMultipleChoice",
-        "RelPosBertForNextSentencePrediction",
-        "RelPosBertForPreTraining",
-        "RelPosBertForQuestionAnswering",
-        "RelPosBertForSequenceClassification",
-        "RelPosBertForTokenClassification",
-        "RelPosBertLMHeadModel",
-        "RelPosBertModel",
-        "RelPosBertPreTrainedModel",
-    ],
-    ".models.patch": ["patch_transformers"],
-    ".models.recurrence": ["SegmentMemory"],
-    ".training": ["DistillationReport", "distil"],
+    ".conversion": "ConversionError ConversionReport convert export_checkpoint",
+    ".loaded.buffers": "initialize_buffers uninitialized_buffers",
+    ".loaded.check": "verify_weights",
+    ".live": "Optimized optimize undo_optimize",
+    ".machine": "self_check",
+    ".models.capabilities": "explain_backend",
+    ".models.configuration_relpos_bert": "RelPosBertConfig",
+    ".models.modeling_relpos_bert": "RelPosBertForMaskedLM RelPosBertForMultipleChoice RelPosBertForPreTraining "
+    "RelPosBertForNextSentencePrediction RelPosBertForQuestionAnswering RelPosBertForSequenceClassification "
+    "RelPosBertForTokenClassification RelPosBertLMHeadModel RelPosBertModel RelPosBertPreTrainedModel",
+    ".models.patch": "patch_transformers",
+    ".models.recurrence": "SegmentMemory",
+    ".training": "DistillationReport distil",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _OLD_NAMES = {
     "check_loaded": "verify_weights",
     "fill_buffers": "initialize_buffers",
     "restore_attention": "undo_optimize",
     "unfilled_buffers": "uninitialized_buffers",
-    **{
-        name: f"schemes.{name}"
-        for name in ("AttentionContext", "Option", "SCHEMES", "Scheme", "Table", "Terms", "attend")
-    },
 }
+_OLD_NAMES |= {name: f"schemes.{name}" for name in "AttentionContext Option SCHEMES Scheme Table Terms attend".split()}
 __all__ = ["__version__", *_MODULES]
 
 
@@ -93,7 +81,7 @@ def __getattr__(name: str) -> object:
         globals()[name] = value
         return value
     if name in _OLD_NAMES:
-        return old_names(__name__, _OLD_NAMES)(name)
+        return old_names(__name__, _OLD_NAMES, 4)(name)
     if not name.startswith("_"):
         try:
             return importlib.import_module(f".{name}", __name__)

@@ -243,15 +243,17 @@ def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkey
         "convert",
         source,
         tmp_path / "out",
-        "--method",
-        "distil",
+        *"--method distil --position-embedding-type shaw --seed 1 --texts".split(),
+    ]
+    words += [
+        source.parent / "text.txt",
+        "--texts",
+        other,
+        "--method-options",
+        "steps=2",
         "--position-embedding-type",
         "shaw",
-        "--seed",
-        "1",
-        "--texts",
     ]
-    words += [source.parent / "text.txt", "--texts", other, "--method-options", "steps=2"]
     result = run_command(*words, "--method-options", "batch_tokens=256")
     assert result.exit_code == 0, result.output
     details = json.loads((tmp_path / "out" / "conversion.json").read_text())["details"]

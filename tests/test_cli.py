@@ -78,17 +78,8 @@ def test_terminals_without_unicode(command):
 
 def test_convert(source, tmp_path):
     out = tmp_path / "out"
-    arguments = (
-        "convert",
-        source,
-        out,
-        "--position-embedding-type",
-        "shaw",
-        "--position-options",
-        "clip=4",
-        "--method",
-        "drop",
-    )
+    options = "--position-embedding-type shaw --position-options clip=4 --method drop"
+    arguments = ("convert", source, out, *options.split())
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     config = AutoModel.from_pretrained(out).config
@@ -114,14 +105,8 @@ ERRORS = [
     (["--method", "guess"], "--method 'guess'"),
     (["--method-options", "steps"], "--method-options 'steps'"),
     (["--method-options", "steps=3"], "--method-options steps=3: it is an option of method = 'distil'"),
-    (
-        ["--position-embedding-type", "t5", "--position-embedding-type", "shaw"],
-        "--position-embedding-type is given more than once",
-    ),
-    (
-        ["--position-options", "clip=3", "--position-options", "clip=4"],
-        "--position-options clip= is given more than once",
-    ),
+    (["--position-embedding-type", "t5"] * 2, "--position-embedding-type is given more than once"),
+    (["--position-options", "clip=3"] * 2, "--position-options clip= is given more than once"),
     (["--method", "distil"], "--method 'distil' requires `texts` (--texts"),
     (["--method", "keep", "--texts", "some.txt"], "--texts 'some.txt': there is no such file"),
     (["--method", "keep", "--texts", __file__], "ends in '.py'"),

@@ -1,4 +1,4 @@
-"""Level `by length`: rows of about the same length are computed together, by the encoder's own forward.
+"""Level `by length`: the encoder's own forward computes sequences of similar length together.
 
 Nothing has to be known of the encoder but that it maps tokens and a mask to states, row by row. A batch is cut into
 groups: each costs its padded tokens, and as much again as a call of the encoder costs.
@@ -19,7 +19,7 @@ TOKENS_OF_A_CALL = 60
 
 @dataclass(frozen=True)
 class ByLength(Level):
-    """The level.
+    """Compute a batch in parts of similar length.
 
     Attributes:
         positions: as of `EncoderCall.arguments`.
@@ -34,7 +34,7 @@ class ByLength(Level):
 
     def unsupported(self, call: EncoderCall) -> list[str]:
         """As of every level."""
-        return [] if call.sides else ["padding stands inside of rows only"]
+        return [] if call.sides else ["padding is inside of sequences only"]
 
     def run(self, call: EncoderCall) -> Any:
         """As of every level."""
@@ -51,20 +51,20 @@ class ByLength(Level):
         return join(compute, given, by_token, call.by_row, call.real, parts)
 
     def for_check(self) -> "ByLength":
-        """In several parts, although its rows are short."""
+        """Use several parts, although the sequences of a check are short."""
         return replace(self, call_cost=0)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a batch that are computed together, and the columns that hold their tokens."""
+    """Sequences of a batch that are computed together, and the columns that hold their tokens."""
 
     rows: torch.Tensor
     columns: slice
 
 
 def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
-    """Cut a batch into parts.
+    """Split a batch into parts of similar length.
 
     Args:
         real: (B, L), True for tokens; each row has one.
@@ -90,7 +90,7 @@ def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
 
 
 def groups_of(sizes: Sequence[int], call_cost: int) -> list[tuple[list[int], int]]:
-    """Rows by groups, the longest first, each with the size of its longest row.
+    """Group sequences by length, longest first; each group has the length of its longest sequence.
 
     A group ends where its padding would cost more than another call. On uniform and lognormal lengths, the whole costs
     .5 to 3 % more than the best groups.
@@ -116,7 +116,7 @@ def join(
     real: torch.Tensor,
     parts: Sequence[Part],
 ) -> Any:
-    """The outputs of an encoder for a batch, part by part.
+    """Join the outputs of the parts to those of the batch.
 
     Args:
         forward: of the encoder, which takes its arguments as a dict.
@@ -154,7 +154,7 @@ def _together(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> 
 
 
 def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """Tensors (b, l, …) or (b, …) as one of the batch."""
+    """Join tensors (b, l, …) or (b, …) of parts to one of the batch."""
     batch, length = real.shape
     first = tensors[0]
     sizes = [len(range(length)[part.columns]) for part in parts]
@@ -162,7 +162,9 @@ def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Par
     for each, part, size in zip(tensors, parts, sizes, strict=True):
         width = (size,) if by_token else first.shape[1:]
         if each.shape[:2] != (len(part.rows), *width):
-            raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
+            raise MismatchError(
+                f"an output of shape {tuple(each.shape)} has no entry for each sequence, or for each token"
+            )
     out = first.new_zeros(batch, *((length, *first.shape[2:]) if by_token else first.shape[1:]))
     for each, part in zip(tensors, parts, strict=True):
         out[(part.rows, part.columns) if by_token else part.rows] = each

@@ -1,4 +1,4 @@
-"""The forward of an optimized encoder: which calls are computed without their padding, or by our attention."""
+"""The forward of an optimized encoder: choose the level of each call, or fall back to Transformers."""
 
 import itertools
 from typing import Any
@@ -20,7 +20,7 @@ STOCK = "Transformers"  # the level of calls that its own forward computes
 
 
 def optimized_forward(encoder: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The forward of an encoder whose calls are computed as its `Setup` says.
+    """Forward of an optimized encoder; follows its `Setup`.
 
     Args:
         forward: of its class.
@@ -36,7 +36,7 @@ def optimized_forward(encoder: Any, forward: Any, /, *args: Any, **kwargs: Any) 
 
 
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of an encoder, without its padding and by our attention where nothing speaks against it.
+    """Compute a call without padding where every rule allows it.
 
     Args:
         forward: of its class, bound to it.
@@ -73,7 +73,7 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
 
 
 def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
-    """The levels that compute a call, in the order in which they are tried, none for Transformers' own forward.
+    """Return the levels to try for a call, in order; none for Transformers' own forward.
 
     Returns:
         They, and what speaks against those before them; only the first reason of the rules.
@@ -99,12 +99,12 @@ def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
 
 
 def why_not(call: EncoderCall) -> list[Reason]:
-    """All that speaks against taking padding out of a call, and not the first reason alone."""
+    """Return every reason why a call keeps its padding, not only the first."""
     return list(itertools.chain(reasons(CALL, call), reasons(PADDING, call), reasons([CODE], call)))
 
 
 def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: bool = False) -> None:
-    """Count what a call got.
+    """Count a call by its level.
 
     Args:
         is_loud: whether the reason is a warning. So it is where twice the tokens are computed, unless one was told so.

@@ -286,7 +286,7 @@ def _build(
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), _parameters_on_meta(), torch.no_grad():
             torch.manual_seed(seed)
             return kind(config)
-    except Exception as error:  # whatever the code of others raises
+    except Exception as error:  # whatever third-party code raises
         raise ValueError(
             f"{kind.__name__} cannot be built from its configuration alone ({type(error).__name__}: {error}), so that "
             "nobody knows what its buffers should hold; load it with the Transformers that its code was written for"

@@ -77,7 +77,7 @@ REFUSED_HEAD = """
 NATIVE_HEAD = """
 ## Rotary classes of Transformers
 
-Transformers computes these right; `hf_relpos.optimize` removes their padding on a CPU ([Live models](live.md)): """
+Transformers computes these right; `hf_relpos.optimize` removes their padding on a CPU ([how](live.md)): """
 
 
 def missing_heads(family: Family) -> list[str]:
