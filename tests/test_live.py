@@ -252,7 +252,7 @@ def test_what_is_left_is_named_with_its_reason():
     hooked.forward = hooked.forward
     assert not attention_alone(model).encoders
 
-    assert "nothing inside maps tokens" in str(attention_alone(torch.nn.Linear(2, 2)))
+    assert "no module inside maps tokens" in str(attention_alone(torch.nn.Linear(2, 2)))
     bert = attention_alone(BertModel(BertConfig(**SIZES)))
     assert "(BertModel): padding is left to Transformers" in str(bert)
     with pytest.raises(TypeError, match="takes a torch"):
