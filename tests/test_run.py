@@ -357,7 +357,7 @@ def test_optimize_command(kind, folder, tmp_path):
         assert is_unpadded or not options or kind not in ENCODERS
         assert "tokens are computed" in found["calls"] and found["calls"] in result.stderr
         assert found["before"] > 0 < found["after"] and found["least"] <= found["cosine"] <= 1 + 1e-9
-        assert f"{found['before'] / found['after']:.2f} times as fast" in result.stderr
+        assert f"{found['before'] / found['after']:.2f}× faster" in result.stderr
         assert (found["difference"] < 1e-5 or options) and found["cosine"] > 0.9
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 

@@ -40,12 +40,12 @@ def load(
     args: Any,
     arguments: dict[str, Any],
 ) -> Any:
-    """`from_pretrained` of a BERT: as in Transformers, with checks, and for other architectures, too.
+    """Load a checkpoint as Transformers' `from_pretrained` does, with checks, and those of other architectures, too.
 
     Args:
         kind: our class.
-        from_pretrained: the method of Transformers, bound to that class or to the stock one; its other arguments
-            follow.
+        from_pretrained: the method of Transformers, bound to that class or to Transformers' own; its other
+            arguments follow.
 
     Returns:
         The model, and with `output_loading_info=True` its loading info.
