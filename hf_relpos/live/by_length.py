@@ -127,8 +127,6 @@ def joined(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> Any
         if each.shape[:2] != (real[part].shape if by_token else (len(part[0]), *first.shape[1:])):
             shape = tuple(each.shape)
             raise MismatchError(f"an output of shape {shape} has no entry for each sequence, or for each token")
-                f"an output of shape {tuple(each.shape)} has no entry for each sequence, or for each token"
-            )
         out[part if by_token else part[0]] = each
     hidden = ~real.reshape(batch, length, *(1,) * (out.dim() - 2))
     return out.masked_fill_(hidden, 0) if by_token else out
