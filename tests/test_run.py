@@ -97,7 +97,7 @@ def test_autoload_of_sentence_transformers(autoload, folder, capsys):
     SentenceTransformer(modules=[words, convolution, models.Pooling(24)], device="cpu").save(f"{folder}/convolved")
     lines_of(capsys)
     convolved = SentenceTransformer(f"{folder}/convolved", device="cpu")
-    assert "depend on hidden states at padding" in lines_of(capsys)[0]
+    assert "depend on hidden states" in lines_of(capsys)[0]
     found = sentences.encode(TEXTS), convolved.encode(TEXTS), reranker.predict(pairs)
     autoload.undo()
     stock = [SentenceTransformer(each, device="cpu").encode(TEXTS) for each in (folder, f"{folder}/convolved")]
@@ -230,7 +230,7 @@ torch.save(found, sys.argv[3])
 
 @pytest.mark.ecosystem
 def test_run_keeps_outputs_at_padding(folder, tmp_path):
-    """Means over padding are those without `run`; it is taken out where sentence-transformers or a pipeline reads."""
+    """Means over padding are those without `run`; it is removed where sentence-transformers or a pipeline reads."""
     (tmp_path / "pools.py").write_text(POOLS)
     torch.manual_seed(0)
     config = transformers.BertConfig.from_pretrained(folder, id2label={0: "A", 1: "B"})
@@ -239,8 +239,8 @@ def test_run_keeps_outputs_at_padding(folder, tmp_path):
     subprocess.run([*map(str, command), tmp_path / "alone"], check=True, capture_output=True, timeout=120)
     below = run(*command, tmp_path / "below")
     lines = [line.split(":", 1)[1] for line in below.stderr.splitlines() if line.startswith("hf-relpos")]
-    where = ["stays", "stays", "stays", "taken", "taken"]
-    assert [re.findall("padding (stays|taken)", line) for line in lines] == [[each] for each in where]
+    where = ["kept", "kept", "kept", "removed", "removed"]
+    assert [re.findall("padding (kept|removed)", line) for line in lines] == [[each] for each in where]
     assert all(len(line) < 120 - len("hf-relpos:") and "GFLOP" not in line for line in lines)
     alone, found = torch.load(tmp_path / "alone"), torch.load(tmp_path / "below")
     for name, expected in alone.items():
@@ -399,7 +399,7 @@ def test_optimize_command_refuses_models_without_text(tmp_path):
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     (tmp_path / "a.txt").write_text("a text")
     result = run_command("benchmark", tmp_path, "--texts", tmp_path / "a.txt")
-    assert result.exit_code == 2 and "ViTModel takes no tokens of text" in result.stderr
+    assert result.exit_code == 2 and "ViTModel takes no tokens; give an encoder of text" in result.stderr
 
 
 def test_optimize_command_refuses(folder, tmp_path):

@@ -1,5 +1,6 @@
 """GRAPE-M, the multiplicative half of GRAPE: rotations at learned rates (Zhang et al., arXiv 2512.07805, §2 and 3)."""
 
+import functools
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..attention.context import AttentionContext
+from ..attention.formula import Terms
 from .rope import RoPE
 
 
@@ -41,3 +43,7 @@ class GrapeM(RoPE, name="grape_m"):
         angles, size = super().frequencies(context)
         rates = self.log_rate[: len(angles)].to(angles.dtype) / SLOWER
         return angles * rates.exp(), size
+
+    def forward(self, context: AttentionContext) -> Terms:
+        angles, size = self.frequencies(context)  # not once for all layers, as each has its own
+        return Terms(rotate=functools.partial(self.rotate, angles=angles, size=size))

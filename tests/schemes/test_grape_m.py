@@ -6,8 +6,9 @@ score = q_i·exp(r L) k_j / √d,    L = Σ_n θ_n (b_n a_nᵀ − a_n b_nᵀ)
 import math
 
 import torch
-from oracles import REAL, array, golden, layer_error, tiny_attention
+from oracles import REAL, array, golden, layer_error, tiny_attention, tiny_model
 
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.context import AttentionContext
 from hf_relpos.attention.formula import content_vectors
 
@@ -27,6 +28,16 @@ def test_equals_the_paper(hidden):
 
     assert layer_error(layer, hidden, REAL, paper) <= 1e-10
     assert layer_error(layer, hidden, REAL, lambda q, k, h, i, j: paper(q, k, h, j, i)) >= 1e-3
+
+
+@torch.no_grad()
+def test_each_layer_has_its_own_rates():
+    model, ids = tiny_model(RelPosBertModel, "grape_m"), torch.randint(3, 20, (2, 9))
+    rates = [layer.attention.self.distance_embedding.log_rate.normal_(0, 16) for layer in model.encoder.layer]
+    assert len(rates) > 1
+    states = model(ids, output_hidden_states=True).hidden_states
+    for layer, before, after in zip(model.encoder.layer, states[:-1], states[1:], strict=True):
+        assert (layer(before) - after).abs().max() <= 1e-5
 
 
 CASES = ["half"]
