@@ -126,6 +126,21 @@ def test_rows_keep_their_own_inputs(name):
     assert_same_unpadded(model, padding([20, 40, 33, 9], 40), token_type_ids=types, **extra_inputs(name, 4, 40))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", SCHEMES)
+def test_rows_keep_their_own_inputs_with_padding_on_the_left(name):
+    """Of the columns where their tokens are; `verify` would leave such calls to Transformers."""
+    model = tiny_model(RelPosBertModel, name, max_position_embeddings=2000).double()
+    model.pooler, real = None, padding([20, 40, 33], 40).flip(1)
+    given = {"position_ids": torch.arange(40).square()[None], **extra_inputs(name, 3, 40)}
+    given |= {"input_ids": torch.randint(1, 50, real.shape) * real, "token_type_ids": torch.randint(0, 2, real.shape)}
+    plain = model(attention_mask=real.long(), **given).last_hidden_state
+    with optimize(model, precision=None, verify="load") as handle:
+        found = model(attention_mask=real.long(), **given).last_hidden_state
+        assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+        assert bool(found[~real].any()) != ("padding is taken out" in str(handle))
+
+
 @pytest.mark.parametrize("name", ON_TOKENS)
 def test_rows_whose_positions_have_gaps(name):
     """The longest row has fewer positions than a shorter one, whose terms it cannot have."""

@@ -22,6 +22,7 @@ from wording import TEXTS, classifier, save_with_tokenizer, tokenizer
 from hf_relpos import optimize
 from hf_relpos.autoload import Autoload, start
 from hf_relpos.cli.run import UNPAD as OFFERED, Dtype
+from hf_relpos.host import cores
 from hf_relpos.live.levels import UNPAD
 from hf_relpos.live.optimize import DTYPES
 
@@ -142,8 +143,45 @@ def test_autoload_after_an_error_of_optimize(autoload, folder, capsys, monkeypat
 
 def test_run_options_are_those_of_optimize():
     assert (*Dtype,) == DTYPES and OFFERED == UNPAD
-    for arguments in (["--dtype", "int4", "--", "true"], ["--", "no-such-program"], ["--"]):
+    wrong = (["--dtype", "int4", "--", "true"], ["--threads", "0", "--", "true"])
+    for arguments in (*wrong, ["--", "no-such-program"], ["--"]):
         assert run_command("run", *arguments).exit_code == 2
+
+
+# Files of control groups, by name, and the processors that they give; of version 2, of 1, and of 1 in a container.
+GROUPS = [
+    ("0::/", {}, None),
+    ("0::/", {"cpu.max": "max 100000"}, None),
+    ("0::/a/b", {"cpu.max": "300000 100000", "a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+    ("4:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+    ("5:memory:/b\n4:cpu:/b", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+]
+
+
+@pytest.mark.parametrize("own, files, processors", GROUPS)
+def test_quota_of_a_container(tmp_path, own, files, processors):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text(f"{own}\n")
+    assert cores.quota(tmp_path, tmp_path / "own") == processors
+
+
+def test_threads_of_a_container(monkeypatch):
+    monkeypatch.setattr(cores, "seen", lambda: 8)
+    for limit, threads in ((None, None), (8.0, None), (3.7, 3), (0.5, 1)):
+        monkeypatch.setattr(cores, "quota", lambda limit=limit: limit)
+        assert cores.threads_of("auto") == threads and cores.cores() == (threads or 8)
+    assert cores.threads_of("4") == 4 and cores.threads_of("") is None
+
+
+@pytest.mark.ecosystem
+def test_run_sets_threads_and_joins(folder):
+    code = "import sys, torch; from transformers import BertModel; print(torch.get_num_threads()); "
+    code += "print('_hf_relpos_joined' in vars(BertModel.from_pretrained(sys.argv[1])))"
+    options = ("--threads", "3", "--join", "--padding", "zeros")
+    done = run(sys.executable, "-c", code, folder, options=options, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.stdout.split() == ["3", "True"] and "; calls joined" in done.stderr
 
 
 def test_run_fails_as_the_program(tmp_path):

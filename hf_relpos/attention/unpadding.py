@@ -39,6 +39,7 @@ class RowGroup:
         kept: what a layer finds out for others, such as the backend.
         rows: which rows of the batch they are, (b,); None where all are one group, and nobody asks.
         positions: of the real tokens among the b·l of the padded rows; None where all rows have l, or keep padding.
+        columns: of the batch, (b, l), where rows have padding on the left; None for the first l.
     """
 
     context: AttentionContext
@@ -47,6 +48,7 @@ class RowGroup:
     kept: dict[Hashable, Any] = field(default_factory=dict)
     rows: torch.Tensor = None  # type: ignore[assignment]
     positions: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -59,13 +61,15 @@ class RowGroup:
         return len(self.rows) * self.length if self.positions is None else len(self.positions)
 
     def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The part of a tensor (B, L, …) that belongs to these rows, (b, l, …); that of (1, L, …) or None as it is.
+        """The part of a tensor (B, L, …) that belongs to these rows, (b, l, …); that of (1, L, …) may stay (1, l, …).
 
-        Tensors (…, L, L, …) of pairs are cut by the caller.
+        Tensors (…, L, L, …) of pairs are cut by the caller, where there is no padding on the left.
         """
         if tensor is None:
             return None
-        return (tensor if tensor.shape[0] == 1 else tensor[self.rows])[:, : self.length]
+        if self.columns is not None:
+            return tensor[(self.rows if len(tensor) > 1 else 0 * self.rows)[:, None], self.columns]
+        return (tensor if len(tensor) == 1 else tensor[self.rows])[:, : self.length]
 
     def in_rows(self, vectors: torch.Tensor) -> torch.Tensor:
         """Vectors of its tokens, (count, E), as (b, l, E); padding has zeros."""
@@ -119,7 +123,8 @@ class Batch:
         columns = torch.arange(length, device=real.device)
         order = lengths.argsort(descending=True, stable=True)
         sizes = lengths[order].tolist()
-        indices = (order[:, None] * length + columns)[real[order]]
+        indices, starts = (order[:, None] * length + columns)[real[order]], real.int().argmax(1)[order]
+        is_left = bool(starts.any())
         groups, first = [], 0
         while first < batch:
             longest = sizes[first]
@@ -131,7 +136,8 @@ class Batch:
                 seen = columns[:longest] < lengths[rows, None]
                 mask, positions = seen[:, None, None, :], seen.flatten().nonzero().flatten()
             context = AttentionContext(longest, longest, longest=length)
-            groups.append(RowGroup(context, mask, rows=rows, positions=positions))
+            places = (starts[first:last, None] + columns[:longest]).clamp(max=length - 1) if is_left else None
+            groups.append(RowGroup(context, mask, rows=rows, positions=positions, columns=places))
             first = last
         return cls(batch, length, tuple(groups), indices)
 

@@ -15,10 +15,13 @@ from typing import Any
 
 from ..deferred import when_auto_classes_are_imported, when_imported
 from ..deprecation import variable
+from ..host.cores import threads_of
 
 
-# Environment variables: "0" or a dtype, where "1" is float32; `unpad` of `optimize`; "1" for the whole report.
-OPTIMIZE, UNPAD, VERBOSE = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_UNPAD", "HF_RELPOS_VERBOSE"
+# Environment variables: "0" or a dtype, where "1" is float32; `unpad` and `join` of `optimize`; threads of PyTorch, a
+# number or "auto"; "1" for the whole report.
+OPTIMIZE, UNPAD, JOIN = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_UNPAD", "HF_RELPOS_JOIN"
+THREADS, VERBOSE = "HF_RELPOS_THREADS", "HF_RELPOS_VERBOSE"
 WIDTH, SHORTEST = 119, 12  # of the line for a model; and of its name where that is too long
 SENTENCE_TRANSFORMERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 
@@ -41,8 +44,11 @@ def start() -> "Autoload | None":
     global _started
     dtype = os.environ.get(OPTIMIZE, "0")
     if dtype not in ("", "0") and not (_started and _started.is_active):
-        unpad, verbose = variable(UNPAD) or "auto", os.environ.get(VERBOSE, "0") not in ("", "0")
-        _started = Autoload("float32" if dtype == "1" else dtype, unpad, verbose)
+        unpad = variable(UNPAD) or "auto"
+        verbose, join = (os.environ.get(name, "0") not in ("", "0") for name in (VERBOSE, JOIN))
+        if threads := threads_of(os.environ.get(THREADS, "")):  # also where OMP_NUM_THREADS says otherwise
+            when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
+        _started = Autoload("float32" if dtype == "1" else dtype, unpad, verbose, join)
     return _started
 
 
@@ -52,13 +58,13 @@ class Autoload:
     An error of `optimize` is such a line, too, and leaves the model as it is.
     """
 
-    def __init__(self, dtype: str = "float32", unpad: str = "auto", verbose: bool = False) -> None:
+    def __init__(self, dtype: str = "float32", unpad: str = "auto", verbose: bool = False, join: bool = False) -> None:
         """
         Args:
-            dtype, unpad: as of `optimize`.
+            dtype, unpad, join: as of `optimize`.
             verbose: print the report of `optimize` below each line.
         """
-        self.dtype, self.unpad, self.verbose = dtype, unpad, verbose
+        self.dtype, self.unpad, self.verbose, self.join = dtype, unpad, verbose, join
         self.is_active = True
         self.replaced: list[tuple[Any, str, Any, Any]] = []
         self.reports: list[tuple[str, Any]] = []  # of `optimize`, with the name of a class
@@ -131,7 +137,7 @@ class Autoload:
         try:
             from ..live import optimize
 
-            report = optimize(model, self.dtype, self.unpad)
+            report = optimize(model, self.dtype, self.unpad, join=self.join)
             said, more = report.summary, str(report)
             self.reports.append((type(model).__name__, report))
         except Exception as error:  # the program is to go on

@@ -47,11 +47,13 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     import transformers
 
     from .. import __version__
+    from ..host.cores import quota
     from ..live.optimize import rates_of
     from ..products.cpu_gemm import HALF, bmm_library, half_library, linear_library
 
     threads = torch.get_num_threads()
     processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} {'threads' if threads > 1 else 'thread'}"
+    processor += "" if (limit := quota()) is None else f"; the container has a quota of {limit:g} CPUs"
     versions = {"hf_relpos": __version__, "torch": f"{torch.__version__}, {processor}"}
     versions |= {"transformers": transformers.__version__, "python": platform.python_version()}
     versions["devices"] = ", ".join(devices)

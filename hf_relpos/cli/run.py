@@ -11,6 +11,7 @@ from ..checkpoints.paths import check_source
 from ..console import plain_errors
 from ..data.text import check_texts
 from ..deprecation import UNPAD as OLD_UNPAD
+from ..host.cores import threads_of
 from .options import OPTIONS, TEXT, Fields, JsonFile, advanced
 from .output import command_output, loading, write_json
 
@@ -20,6 +21,7 @@ DTYPE = (
     "Of linear layers; bfloat16 and int8 round, int8 most. auto: the fastest with a mean cosine of .995 or "
     "more to float32, measured on"
 )
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # which PyTorch reads when it is imported
 UNPAD = ("pad_token", "attention_mask", "auto", "never")
 
 
@@ -48,6 +50,8 @@ def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments, such as: uvicorn app:app.")],
     dtype: Annotated[Dtype, typer.Option(help=f"{DTYPE} random tokens.")] = Dtype.float32,
     unpad: Unpad = "auto",
+    join: Annotated[bool, typer.Option("--join", help="Compute calls of several threads together.")] = False,
+    threads: Annotated[str, typer.Option(metavar="N|auto", help="Of PyTorch. auto: the container's CPU quota.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole report of each model.")] = False,
 ) -> None:
     """Run a Python program or server, and optimize each encoder that it loads; a line for each on stderr.
@@ -61,12 +65,16 @@ def run(
 
     hf-relpos run --dtype int8 -- python encode.py
 
+    hf-relpos run --join --threads auto -- fastapi run app.py
+
     hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app
     """
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
         environment = {autoload.OPTIMIZE: dtype, autoload.UNPAD: unpad, "PYTHONPATH": path}
-        environment |= {autoload.VERBOSE: "1"} if verbose else {}
+        environment |= {name: "1" for name, on in ((autoload.VERBOSE, verbose), (autoload.JOIN, join)) if on}
+        if number := threads_of(threads):
+            environment |= dict.fromkeys((autoload.THREADS, *THREADS), str(number))
         try:
             os.execvpe(command[0], command, os.environ | environment)
         except OSError as error:

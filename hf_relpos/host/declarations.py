@@ -160,6 +160,8 @@ TOOLS = (
     Need("torch.utils._pytree:tree_map_only"),
     Need("torch.utils._python_dispatch:TorchDispatchMode"),
     Need("torch._C:_functorch.peek_interpreter_stack"),
+    Need("torch._C:_len_torch_dispatch_stack"),
+    Need("torch._C:_len_torch_function_stack"),
     Need("torch.autograd.forward_ad:_current_level"),
     *(
         Need(f"torch.nn.modules.module:_global_{kind}_hooks")

@@ -136,6 +136,11 @@ def assert_later(condition: torch.Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def has_modes() -> bool:
+    """Whether contexts that see operations are on in this thread, such as a default device."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
 def hooks_of_all_modules() -> bool:
     """Whether anybody has registered a hook for every module."""
     module: Any = torch.nn.modules.module
@@ -173,6 +178,6 @@ def without_overrides(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return function(*args, **kwargs)
 
 
-def map_tensors(kind: type[torch.Tensor], function: Any, values: Any) -> Any:
+def map_tensors(kind: type[Any], function: Any, values: Any) -> Any:
     """Nested values with a function of each tensor of a subclass in its place."""
     return _pytree.tree_map_only(kind, function, values)

@@ -19,9 +19,7 @@ class BatchAsMask:
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
-        batch = take_batch()
-        mask = attention_mask if batch is None else batch
-        return super().forward(hidden_states, mask, *args, **kwargs)  # type: ignore[misc]
+        return super().forward(hidden_states, take_batch() or attention_mask, *args, **kwargs)  # type: ignore[misc]
 
 
 class BatchAttention:

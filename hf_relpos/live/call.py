@@ -1,20 +1,32 @@
 """A call of an encoder: its arguments by name, what they say of its batch, and what is known of the encoder."""
 
+import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 
 from ..attention.unpadding import Batch
 from ..host.tracing import has_contents
 from .arguments import TOKENS, parameters_of, wants
-from .record import Record
+from .record import Reason, Record
 
 
 # Fewer padding tokens than these cost less than taking them out. See docs/results/benchmarks/cpu-encoder.md.
 FEWEST = 16
+
+
+T = TypeVar("T")
+
+
+class cached_property(functools.cached_property[T]):
+    """Without the lock of Python 3.11, which all threads share, and forked processes inherit."""
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        super().__init__(function)
+        self.lock = nullcontext()
 
 
 class MismatchError(TypeError):
@@ -121,6 +133,10 @@ class EncoderCall:
         setup: what is known of it.
         given: its arguments by name.
         names: of all arguments that it takes.
+        computed: how many tokens a level has computed, if not all B·L.
+        callers: the calls of several threads that it is made of.
+        alone: why it was not computed with calls of other threads.
+        answer: what it got.
     """
 
     def __init__(self, encoder: Any, forward: Callable[..., Any], setup: Setup, given: dict[str, Any]) -> None:
@@ -129,7 +145,10 @@ class EncoderCall:
         if setup.drops_cache and "use_cache" in self.names and given.get("use_cache") is None:
             self.given = given | {"use_cache": False}
         self.config: Any = getattr(encoder, "config", None)
-        self.computed: int | None = None  # how many tokens a level has computed, if not all B·L
+        self.computed: int | None = None
+        self.callers: tuple[EncoderCall, ...] = ()
+        self.alone: Reason | None = None
+        self.answer: Any = None
 
     def wants(self, name: str) -> bool:
         """Whether it asks for something, by an argument or by a field of the configuration."""

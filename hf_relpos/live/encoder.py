@@ -1,6 +1,7 @@
 """The forward of an optimized encoder: which calls are computed without their padding, or by our attention."""
 
-import itertools
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from ..host.tracing import is_traced
 from .arguments import parameters_of
 from .call import FEWEST, EncoderCall, Level, MismatchError, Setup
 from .half import InFloat32, against_float32
+from .joined import JOINED, against
 from .record import TWICE, Answer, Reason, is_watching
 from .rules import CALL, CODE, PADDING, reasons
 from .substitute import stock_class
@@ -45,13 +47,29 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
     if len(args) > len(names):
         return forward(*args, **kwargs)  # which raises
     call = EncoderCall(encoder, forward, setup, dict(zip(names, args, strict=False)) | kwargs)
-    levels, why = plan(call)
     if setup.record is None:  # what is tried has to show its errors
+        levels, _ = plan(call)
         return levels[0].run(call) if levels else forward(**call.given)
+    stock, joined = functools.partial(forward, *args, **kwargs), vars(encoder).get(JOINED)
+    if joined is None:
+        return compute(call, stock)
+    if is_watching():
+        call.alone = against(call)
+    return joined.outputs(call, compute, stock)
+
+
+def compute(call: EncoderCall, stock: Callable[[], Any]) -> Any:
+    """The outputs of a call, by the first level that computes it, or by Transformers.
+
+    Args:
+        stock: computes it by Transformers.
+    """
+    record, (levels, why) = call.setup.record, plan(call)
+    assert record is not None
     for level in levels:
         state = torch.get_rng_state() if call.encoder.training else None
         try:
-            outputs = setup.record.verified.outputs(call, level)
+            outputs = record.verified.outputs(call, level)
         except MismatchError as error:  # another level may fit
             why.insert(0, Reason("It turns out that a level does not compute such a call.", f"{level.name}: {error}"))
             if state is not None:
@@ -59,15 +77,15 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
         except Exception as error:  # which is raised by Transformers, too, unless it is of the level
             if state is not None:
                 torch.set_rng_state(state)
-            outputs = forward(*args, **kwargs)
+            outputs = stock()
             failure = Reason("A level raised an error.", f"{level.name} raised {type(error).__name__}: {error}")
-            setup.record.verified.give_up(call, level, failure.text)
+            record.verified.give_up(call, level, failure.text)
             note(call, None, [failure, *why], is_loud=True)
             return outputs
         else:
             note(call, level, why)
             return outputs
-    outputs = forward(*args, **kwargs)
+    outputs = stock()
     note(call, None, why)
     return outputs
 
@@ -93,14 +111,11 @@ def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
         half = against_float32(call)
         why += [Reason(HALF_PRECISION, half)] if half else []
         found = found if half else [InFloat32(each) for each in (*found, None)]
+    if call.callers and call.hidden:  # padding that no caller has
+        found = [each for each in found if each.removes_padding]
     if found and (changed := next(iter(reasons([CODE], call)), None)):
         return [], [changed]
     return found, why
-
-
-def why_not(call: EncoderCall) -> list[Reason]:
-    """All that speaks against taking padding out of a call, and not the first reason alone."""
-    return list(itertools.chain(reasons(CALL, call), reasons(PADDING, call), reasons([CODE], call)))
 
 
 def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: bool = False) -> None:
@@ -110,11 +125,13 @@ def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: boo
         is_loud: whether the reason is a warning. So it is where twice the tokens are computed, unless one was told so.
     """
     assert call.setup.record is not None
-    given = call.shape[0] * call.shape[1]
-    computed = given if level is None or call.computed is None else call.computed
+    size = call.shape[0] * call.shape[1]
+    given = sum(rows * length for rows, length in (each.shape for each in call.callers)) or size
+    computed = size if level is None or call.computed is None else call.computed
     name, kind = STOCK if level is None else level.name, stock_class(type(call.encoder)).__name__
     if is_watching() and (level is None or not level.removes_padding):
-        why = list(dict.fromkeys([*why, *why_not(call)]))
-    answer = Answer(kind, name, given, computed, given - call.hidden, tuple(why))
-    is_costly = bool(call.setup.sides) and call.hidden >= FEWEST and computed >= TWICE * (given - call.hidden)
-    call.setup.record.note(answer, is_loud or is_costly)
+        why = list(dict.fromkeys([*why, *reasons((*CALL, *PADDING, CODE), call)]))  # all, and not the first alone
+    why = [*why, call.alone] if call.alone else why
+    call.answer = Answer(kind, name, given, computed, size - call.hidden, tuple(why), joined=len(call.callers))
+    is_costly = bool(call.setup.sides) and call.hidden >= FEWEST and computed >= TWICE * (size - call.hidden)
+    call.setup.record.note(call.answer, is_loud or is_costly)

@@ -16,6 +16,7 @@ from .end_to_end import MAY_READ, losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
 from .foreign import is_watched, kinds_in, modules_in
 from .half import TWIN, half_of
+from .joined import JOINED
 from .labels import keep_labelled_padding
 from .own import give_speech, own_parts
 from .probe import SIDES, padding_tokens
@@ -186,6 +187,7 @@ def restore(module: Any) -> None:
     own = vars(module)
     own.pop(SETUP, None)
     own.pop(TWIN, None)
+    own.pop(JOINED, None)
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)

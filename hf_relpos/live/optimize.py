@@ -21,6 +21,7 @@ from .encoder import SETUP
 from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
 from .half import TWIN, tables_of
+from .joined import JOINED, Joined, may_join
 from .levels import IN_FLOAT32, UNPAD, Encoder, Skipped, restore, take_padding_out, undo_optimize
 from .precision import choose
 from .record import Answer, Counts, Record, watching
@@ -32,6 +33,7 @@ DTYPES = ("float32", "bfloat16", "int8", "auto")
 VERIFY = "HF_RELPOS_VERIFY"  # environment variable: the default of `verify`
 BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
 ONEDNN = "by oneDNN"
+JOINS = "calls of several threads are computed together"
 ZEROS = "hidden states at padding are zeros: read them by the mask, or pass unpad=False"
 
 
@@ -48,6 +50,7 @@ class Optimized:
         agreement: of the outputs with those before, for "int8", "auto" and a sample.
         choices: time and agreement of each precision, for "auto".
         copies: which writes to weights their copies do not follow, if there are copies.
+        joined: whether calls of several threads are computed together, in words; "" without `join`.
     """
 
     encoders: tuple[Encoder, ...]
@@ -58,6 +61,7 @@ class Optimized:
     agreement: Agreement | None = None
     choices: str = ""
     copies: str = ""
+    joined: str = ""
     _modules: list[nn.Module] | None = field(default_factory=list, repr=False)
     _record: Record = field(default_factory=Record, repr=False)
     _root: Any = field(default=None, repr=False)
@@ -130,6 +134,7 @@ class Optimized:
         words += [re.split(r", and| \([A-Z]", each)[0] for each in reasons[:1]]
         words += [re.split("[:(]", self.rounded)[0].replace(" linear", "").strip()] if self.rounded else []
         words += [f"faster: {', '.join(faster)}"] if faster else []
+        words += ["calls joined"] if self.joined == JOINS else []
         return "; ".join(dict.fromkeys(words)) or "nothing is changed"
 
     def __str__(self) -> str:
@@ -139,7 +144,7 @@ class Optimized:
         lines += [str(each) for each in self.encoders]
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
-        lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.agreement)))
+        lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.joined, self.agreement)))
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.skipped]
         return "\n".join(lines) or "nothing is changed"
 
@@ -151,6 +156,7 @@ def optimize(
     unpad: str | bool = True,
     sample: Sample = None,
     verify: str | None = None,
+    join: bool = False,
 ) -> Optimized:
     """Make a loaded model faster on the CPU, in place, without another format or runtime.
 
@@ -186,6 +192,8 @@ def optimize(
             returned. "first call": the first of each kind of arguments, length and padding; a kind that differs is
             left to Transformers, with a warning. "always", "every 1000": further ones, too. "load": none. None for the
             environment variable HF_RELPOS_VERIFY, or "first call".
+        join: whether inference that several threads call at the same time is computed together: calls of an encoder
+            that come while it computes are one batch, next. See docs/serve.md.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
@@ -227,6 +235,11 @@ def optimize(
         handle = Optimized(encoders, skipped, None, "", _record=record, _root=model)
         _change_products(roots, precision, library, comparison, handle)
         handle._modules = [module for module, kind in before if type(module) is not kind]
+        for module in handle._modules if join else ():
+            if may_join(vars(module).get(SETUP)):
+                vars(module)[JOINED], handle.joined = Joined(), JOINS
+        if join and not handle.joined:
+            handle.joined = f"no {JOINS}: padding stays, or code of others is inside"
         return handle
     except BaseException:
         for module, kind in before:

@@ -60,20 +60,18 @@ class OwnParts:
 DEBERTA_V2 = {"DisentangledSelfAttention": deberta.SelfAttention, "DebertaV2Encoder": deberta.Stack}
 DEBERTA_V1 = {"DisentangledSelfAttention": deberta.FirstSelfAttention, "DebertaEncoder": deberta.Stack}
 DEBERTA_EFFECT = "attention is faster, in memory linear in the length"
-MPNET = {"MPNetSelfAttention": mpnet.SelfAttention, "MPNetEncoder": mpnet.Stack}
 ROFORMER = {
     "RoFormerSelfAttention": roformer.SelfAttention,
     "RoFormerEncoder": BatchAsMask,
     "RoFormerSinusoidalPositionalEmbedding": roformer.Sinusoids,
 }
-XLNET = {"XLNetRelativeAttention": xlnet.RelativeAttention, "XLNetModel": xlnet.Model}
 XLNET_EFFECT = "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less"
 OWN = (
     OwnParts("deberta_v2", DEBERTA_V2, DEBERTA_EFFECT, serves_short=True),
     OwnParts("deberta", DEBERTA_V1, DEBERTA_EFFECT, serves_short=True),
-    OwnParts("mpnet", MPNET),
+    OwnParts("mpnet", {"MPNetSelfAttention": mpnet.SelfAttention, "MPNetEncoder": mpnet.Stack}),
     OwnParts("roformer", ROFORMER),
-    OwnParts("xlnet", XLNET, XLNET_EFFECT),
+    OwnParts("xlnet", {"XLNetRelativeAttention": xlnet.RelativeAttention, "XLNetModel": xlnet.Model}, XLNET_EFFECT),
     OwnParts("t5", {"T5Attention": t5.ByOffset}, level="contract"),
     OwnParts("mt5", {"MT5Attention": t5.ByOffset}, level="contract"),
     OwnParts("umt5", {"UMT5Attention": t5.ByOffset}, level="contract"),

@@ -42,6 +42,7 @@ class Answer:
         reasons: why padding stays, or why Transformers computes it.
         attention: who computes it, in words.
         products: of linear layers.
+        joined: how many calls of as many threads were computed together; 0 for one by itself.
     """
 
     encoder: str
@@ -52,10 +53,12 @@ class Answer:
     reasons: tuple[Reason, ...] = ()
     attention: tuple[str, ...] = ()
     products: str = ""
+    joined: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.encoder}: level {self.level}, {self.computed} of {self.given} tokens are computed"]
         lines[0] += f"; attention: {', '.join(self.attention)}" if self.attention else ""
+        lines[0] += f"; in {self.joined} calls of as many threads" if self.joined else ""
         lines += [f"  {reason.text}" for reason in self.reasons]
         return "\n".join([*lines, *([f"  products: {self.products}"] if self.products else [])])
 
@@ -70,6 +73,7 @@ class Counts:
         computed: tokens that were computed.
         real: tokens that the masks show.
         left: how many calls kept their padding, or were left to Transformers, by reason.
+        joined: how many calls were computed together with others, by the number of these calls.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -77,6 +81,7 @@ class Counts:
     computed: int = 0
     real: int = 0
     left: Counter[str] = field(default_factory=Counter)
+    joined: Counter[int] = field(default_factory=Counter)
 
     @property
     def padding_computed(self) -> float:
@@ -85,22 +90,25 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        return {**vars(self), "calls": dict(self.calls), "left": dict(self.left)}
+        return {**vars(self), "calls": dict(self.calls), "left": dict(self.left), "joined": dict(self.joined)}
 
     def __str__(self) -> str:
         calls = ", ".join(f"{count} by {level}" for level, count in self.calls.most_common())
         lines = [f"calls: {calls or 'none'}; {self.computed} of {self.given} tokens computed"]
+        if joined := self.joined.total():
+            batches = sum(count // size for size, count in self.joined.items())
+            lines[0] += f"; {joined} calls joined to {batches}"
         return "\n".join([*lines, *(f"  {count} ×: {reason}" for reason, count in self.left.most_common())])
 
 
-_watched: ContextVar[list[Answer] | None] = ContextVar("watched", default=None)
-_attention: ContextVar[dict[str, None] | None] = ContextVar("attention", default=None)
+# Answers that somebody waits for, and names of what computed the attention of the call that runs, in order.
+_watched: ContextVar[tuple[list[Answer], dict[str, None]] | None] = ContextVar("watched", default=None)
 
 
 def note_attention(name: str) -> None:
     """Note who computes attention, if somebody wants to know."""
-    if (noted := _attention.get()) is not None:
-        noted[name] = None
+    if (watched := _watched.get()) is not None:
+        watched[1][name] = None
 
 
 def is_watching() -> bool:
@@ -122,7 +130,7 @@ class Record:
         """
         self.counts, self.verified = Counts(), verified
         self._renew()
-        _records.add(self)
+        renew_in_child(self)
 
     def _renew(self) -> None:
         self.changed = threading.Condition()
@@ -141,13 +149,14 @@ class Record:
         Args:
             is_loud: whether its reason is a warning.
         """
-        watched, noted = _watched.get(), _attention.get()
-        if watched is not None and noted is not None:
-            watched.append(replace(answer, attention=tuple(noted)))
-            noted.clear()
+        if (watched := _watched.get()) is not None:
+            answers, names = watched
+            answers.append(replace(answer, attention=tuple(names)))
+            names.clear()
         with self.changed:
             counts, reason = self.counts, next(iter(answer.reasons), None)
-            counts.calls[answer.level] += 1
+            counts.calls[answer.level] += answer.joined or 1
+            counts.joined.update(answer.joined * [answer.joined])
             counts.given += answer.given
             counts.computed += answer.computed
             counts.real += answer.real
@@ -194,20 +203,29 @@ class Record:
 def watching() -> Iterator[list[Answer]]:
     """What calls of this thread get, while the context lasts."""
     found: list[Answer] = []
-    tokens = _watched.set(found), _attention.set({})
+    token = _watched.set((found, {}))
     try:
         yield found
     finally:
-        _watched.reset(tokens[0])
-        _attention.reset(tokens[1])
+        _watched.reset(token)
 
 
-_records: weakref.WeakSet[Record] = weakref.WeakSet()
+def tell(answer: Answer) -> None:
+    """Tell this thread what a call of it got that another thread has computed."""
+    if (watched := _watched.get()) is not None:
+        watched.append(answer)
+
+
+_renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def renew_in_child(holder: Any) -> None:
+    """Let an object have its `_renew` called in a forked process, for locks of threads that are not there."""
+    _renewed.add(holder)
 
 
 def _renew_all() -> None:
-    """In a forked process: locks of threads that are not there."""
-    for each in list(_records):
+    for each in list(_renewed):
         each._renew()
 
 

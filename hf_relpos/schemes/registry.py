@@ -204,7 +204,7 @@ def position_bias(
     def refuse(*_: Any) -> Any:
         raise ValueError(
             f"position_bias: the scheme {names!r} adds more than a bias of each head and pair of positions, or needs "
-            "more than the lengths. Use RelPosBertModel, or hf_relpos.attend with its terms"
+            "more than the lengths. Use RelPosBertModel, or hf_relpos.schemes.attend with its terms"
         )
 
     if any(part.required_inputs or part.has_token_numbers() for part in parts):

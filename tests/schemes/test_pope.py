@@ -10,8 +10,8 @@ import pytest
 import torch
 from oracles import REAL, array, golden, layer_error, tiny_attention
 
-from hf_relpos import attend
 from hf_relpos.attention.context import AttentionContext
+from hf_relpos.schemes import attend
 
 
 @pytest.mark.parametrize("start, base", [("uniform", 10000.0), ("zero", 30)])
