@@ -26,11 +26,8 @@ _OLD_NAMES = {
     "fill_buffers": "initialize_buffers",
     "restore_attention": "undo_optimize",
     "unfilled_buffers": "uninitialized_buffers",
-    **{
-        name: f"schemes.{name}"
-        for name in ("AttentionContext", "Option", "SCHEMES", "Scheme", "Table", "Terms", "attend")
-    },
 }
+_OLD_NAMES |= {name: f"schemes.{name}" for name in "AttentionContext Option SCHEMES Scheme Table Terms attend".split()}
 __all__ = ["__version__", *_MODULES]
 
 
@@ -40,7 +37,7 @@ def __getattr__(name: str) -> object:
         globals()[name] = value
         return value
     if name in _OLD_NAMES:
-        return old_names(__name__, _OLD_NAMES)(name)
+        return old_names(__name__, _OLD_NAMES, 4)(name)
     if not name.startswith("_"):
         try:
             return importlib.import_module(f".{name}", __name__)

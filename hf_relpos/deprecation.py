@@ -5,7 +5,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 
@@ -29,7 +28,7 @@ OPTIONS = {
 
 
 def warn(old: str, new: str, level: int = 3) -> None:
-    """Warn that `old` is now called `new`, at the caller of the caller."""
+    """Warn that `old` is now called `new`, by default at the caller of the caller."""
     warnings.warn(f"{old} is now {new}; the old name works until hf_relpos 0.2.0", FutureWarning, stacklevel=level)
 
 
@@ -55,27 +54,18 @@ def rename_arguments(**names: tuple[str, dict[Any, Any]]) -> Callable[[Callable[
     return decorate
 
 
-def rename_field(old: str, new: str) -> Any:
-    """A property for the old name of a field."""
-
-    def read(report: Any) -> Any:
-        warn(f"{type(report).__name__}.{old}", new)
-        return attrgetter(new)(report)
-
-    return property(read)
-
-
-def old_names(module: str, names: dict[str, str]) -> Callable[[str], Any]:
+def old_names(module: str, names: dict[str, str], level: int = 3) -> Callable[[str], Any]:
     """The function `__getattr__` of a module that has old names.
 
     Args:
         names: where each is now, from the module.
+        level: of the caller above `warn`.
     """
 
     def find(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warn(f"{module}.{name}", f"{module}.{names[name]}")
+        warn(f"{module}.{name}", f"{module}.{names[name]}", level)
         return functools.reduce(getattr, names[name].split("."), sys.modules[module])
 
     return find

@@ -39,10 +39,10 @@ EMPTY[1] = FULL[:, 39] = False
 
 # By the words of a reason: the encoder, what is set before and after `optimize`, and arguments of the call.
 CASES = {
-    "has not one tensor": ("XLNet", {}, {"attention_mask": REAL[:0]}),
+    "it has no tokens": ("XLNet", {}, {"attention_mask": REAL[:0]}),
     "mask is (4, 1, 40, 40)": ("BERT", {}, {"attention_mask": REAL[:, None, None].expand(-1, 1, 40, -1).double()}),
-    "other numbers than 0 and 1": ("DeBERTa v2", {}, {"attention_mask": NUMBERS}),
-    "a row reads more than its own tokens": ("Qwen3", {}, {CACHE: DynamicCache()}),
+    "values other than 0 and 1": ("DeBERTa v2", {}, {"attention_mask": NUMBERS}),
+    "attends to more than its own tokens": ("Qwen3", {}, {CACHE: DynamicCache()}),
     "asks for attention weights": ("DeBERTa v2", {}, {"output_attentions": True}),
     "chunk_size_feed_forward": ("BERT", {"chunk_size_feed_forward": 2}, {}),
     "has hooks, or was replaced": ("BERT", {}, {"hook": True}),
@@ -50,9 +50,9 @@ CASES = {
     "use_cache=False": ("Qwen3", {}, {"use_cache": True}),
     "use_mems=False": ("XLNet", {}, {"use_mems": True}),
     "changes what the encoder computes": ("Llama, dynamic", {}, {}),
-    "other ids than the padding token": ("BERT", {}, {"input_ids": IDS.where(REAL, MASK)}),
-    "a row has no token": ("BERT", {}, {"attention_mask": EMPTY}),
-    "optimize was told so": ("DeBERTa v2", {}, {"unpad": False}),
+    "a token other than the pad token": ("BERT", {}, {"input_ids": IDS.where(REAL, MASK)}),
+    "a sequence has no token": ("BERT", {}, {"attention_mask": EMPTY}),
+    "unpad=False": ("DeBERTa v2", {}, {"unpad": False}),
 }
 
 

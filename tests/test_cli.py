@@ -104,14 +104,8 @@ ERRORS = [
     (["--method", "guess"], "--method 'guess'"),
     (["--method-options", "steps"], "--method-options 'steps'"),
     (["--method-options", "steps=3"], "--method-options steps=3: it is an option of method = 'distil'"),
-    (
-        ["--position-embedding-type", "t5", "--position-embedding-type", "shaw"],
-        "--position-embedding-type is given more than once",
-    ),
-    (
-        ["--position-options", "clip=3", "--position-options", "clip=4"],
-        "--position-options clip= is given more than once",
-    ),
+    (["--position-embedding-type", "t5"] * 2, "--position-embedding-type is given more than once"),
+    (["--position-options", "clip=3"] * 2, "--position-options clip= is given more than once"),
     (["--method", "distil"], "--method 'distil' requires `texts` (--texts"),
     (["--method", "keep", "--texts", "some.txt"], "--texts 'some.txt': there is no such file"),
     (["--method", "keep", "--texts", __file__], "ends in '.py'"),

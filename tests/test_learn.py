@@ -312,7 +312,7 @@ def test_convert_for_long_texts(small, tmp_path):
 LONG = {"length": 1000, "distil_tokens": 1500}
 REFUSED = [
     ({"texts": ["a"], "field": "body"}, r"field = 'body' \(--field\) requires files"),
-    ({"texts": Path("https://example.org/a.txt")}, "text = 'https:/example.org/a.txt'"),
+    ({"texts": Path("https://example.org/a.txt")}, "texts = 'https:/example.org/a.txt'"),
     ({"texts": None}, "requires `texts`"),
     ({"method_options": LONG}, "too long for 1500 tokens"),
     ({"texts": ["A short sentence about nothing, and no more than that."] * 3}, "give at least 500"),

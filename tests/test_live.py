@@ -232,8 +232,8 @@ def test_attention_weights_and_hidden_states_are_those_of_stock(name, padding, b
 def test_what_is_left_is_named_with_its_reason():
     talking = DebertaModel(DebertaConfig(**SIZES, **RELATIVE, talking_head=True))
     handle = attention_alone(talking)
-    assert not handle.encoders and "left the model" in str(handle)
-    assert "no level computes what it does on a few rows (difference: attention alone" in str(handle)
+    assert not handle.encoders and "skipped the model" in str(handle)
+    assert "no level computes what it does on a probe batch (difference: attention alone" in str(handle)
 
     model = build("v3")
     attention = type(model.encoder.layer[1].attention.self)
@@ -245,7 +245,7 @@ def test_what_is_left_is_named_with_its_reason():
     hooked.forward = hooked.forward
     assert not attention_alone(model).encoders
 
-    assert "nothing inside maps tokens" in str(attention_alone(torch.nn.Linear(2, 2)))
+    assert "no module inside maps tokens" in str(attention_alone(torch.nn.Linear(2, 2)))
     bert = attention_alone(BertModel(BertConfig(**SIZES)))
     assert "(BertModel): padding is left to Transformers" in str(bert)
     with pytest.raises(TypeError, match="takes a torch"):

@@ -267,7 +267,7 @@ def test_sample_of_texts_finds_the_tokenizer():
     ):
         for sample, rows in ((["the ship lay", "at anchor"], 2), ("the ship lay at anchor", 1)):
             with hf_relpos.optimize(model, sample=sample) as handle:
-                assert f"on {rows} rows of the given texts" in str(handle)
+                assert f"on {rows} sequences of the given texts" in str(handle)
         with raises(ValueError, "sample", "at least one text"):
             hf_relpos.optimize(model, sample=[])
 

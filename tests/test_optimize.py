@@ -234,7 +234,7 @@ def test_summaries_of_xlnet_read_what_they_read(summary, side):
 @pytest.mark.parametrize("name", ["BERT", "DistilBERT", "absolute", "v3"])
 @torch.no_grad()
 def test_optimize_keeps_padding_that_a_head_reads(name):
-    for head, said in (("convolution", "Head reads states at padding"), ("BatchNorm", "not in training")):
+    for head, said in (("convolution", "outputs of Head depend on"), ("BatchNorm", "not in training")):
         model, inputs = encoders.Head(without_dropout(build(name)), head), batch()
         before = model(**inputs)
         assert said in str(optimize(model))
@@ -254,10 +254,10 @@ def test_optimize_head_with_arguments_of_its_own():
     model, inputs = Mean(build("BERT"), "mean"), batch()
     lengths = inputs["attention_mask"].sum(1)
     before = model(inputs["input_ids"], lengths)
-    assert "Mean reads states at padding" in str(optimize(model))
+    assert "outputs of Mean depend on" in str(optimize(model))
     assert_equal_numbers(model(inputs["input_ids"], lengths), before, 1e-10)
     unknown = type("Unknown", (Mean,), {"forward": lambda self, *, request: Mean.forward(self, *request)})
-    assert "whether Unknown reads states at padding is not known" in str(optimize(unknown(build("BERT"), "mean")))
+    assert "whether Unknown depends on padding is not known" in str(optimize(unknown(build("BERT"), "mean")))
 
 
 class Spans(encoders.Head):
@@ -270,7 +270,7 @@ class Spans(encoders.Head):
 
 def test_loss_over_all_positions_keeps_padding():
     report = str(optimize(Spans(encoders.build("DistilBERT"), "spans")))
-    assert "padding stays: Spans computes other losses without padding" in report
+    assert "padding is kept: the loss of Spans includes padding" in report
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -324,7 +324,7 @@ def test_summaries_of_the_last_state_read_padding(monkeypatch):
     electra = [ElectraForMultipleChoice(ElectraConfig(**SIZES, summary_type=kind)) for kind in ("first", "last")]
     for model, side in ((roformer, "left"), (electra[0], "right"), (electra[1], "left")):
         handle = assert_as_before(model.double().eval(), [inputs], 1e-10)
-        assert f"padding on the {side} is taken out" in str(handle)
+        assert f"padding on the {side} is removed" in str(handle)
 
 
 @pytest.mark.parametrize("long", [False, True])

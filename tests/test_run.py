@@ -67,7 +67,7 @@ def test_autoload_optimizes_each_model_once(autoload, folder, capsys):
     head, _ = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     lines = lines_of(capsys)
     assert [line.split()[1] for line in lines] == ["BertForSequenceClassification"] * 2
-    assert all("padding taken out (level contract)" in line and len(line) < 120 for line in lines)
+    assert all("padding removed (level contract)" in line and len(line) < 120 for line in lines)
     autoload.undo()
     assert "from_pretrained" in vars(PreTrainedModel) and not hasattr(PreTrainedModel.from_pretrained, "__wrapped__")
     inputs = tokenizer(Path(folder))(TEXTS, padding=True, return_tensors="pt")
@@ -91,13 +91,13 @@ def test_autoload_of_sentence_transformers(autoload, folder, capsys):
     reranker = CrossEncoder(folder, device="cpu")
     lines = lines_of(capsys)
     assert [line.split()[1] for line in lines] == ["SentenceTransformer", "CrossEncoder"]
-    assert all("padding taken out (level contract)" in line for line in lines)
+    assert all("padding removed (level contract)" in line for line in lines)
     words = models.Transformer(folder)  # an encoder by itself, then around it modules of the program
     convolution = models.CNN(words.get_embedding_dimension(), out_channels=8)
     SentenceTransformer(modules=[words, convolution, models.Pooling(24)], device="cpu").save(f"{folder}/convolved")
     lines_of(capsys)
     convolved = SentenceTransformer(f"{folder}/convolved", device="cpu")
-    assert "reads states at padding" in lines_of(capsys)[0]
+    assert "depend on hidden states at padding" in lines_of(capsys)[0]
     found = sentences.encode(TEXTS), convolved.encode(TEXTS), reranker.predict(pairs)
     autoload.undo()
     stock = [SentenceTransformer(each, device="cpu").encode(TEXTS) for each in (folder, f"{folder}/convolved")]
@@ -384,12 +384,12 @@ def test_optimize_command(kind, folder, tmp_path):
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         assert found["texts"] == 60 and found["model"].endswith(f"({kind})")
-        assert "taken out" in found["report"] and ("30 rows of the given" in found["report"]) == bool(options)
+        assert "is removed" in found["report"] and ("30 sequences of the given" in found["report"]) == bool(options)
         is_unpadded = "as unpadding sets them to zero" in found["report"]  # a call that asks for no cache
         assert is_unpadded or not options or kind not in ENCODERS
         assert "tokens are computed" in found["calls"] and found["calls"] in result.stderr
         assert found["before"] > 0 < found["after"] and found["least"] <= found["cosine"] <= 1 + 1e-9
-        assert f"{found['before'] / found['after']:.2f} times as fast" in result.stderr
+        assert f"{found['before'] / found['after']:.2f}× faster" in result.stderr
         assert (found["difference"] < 1e-5 or options) and found["cosine"] > 0.9
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 

@@ -17,7 +17,7 @@ from .files import INDEX, WEIGHTS, open_tensors, read_index, variant_name, weigh
 PICKLED_WEIGHTS = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 SAFETENSORS_FILES = ("model*.safetensors", INDEX)
-CHECKPOINT_FILES = ("config.json", "generation_config.json", *SAFETENSORS_FILES)
+CHECKPOINT_FILES = ("config.json", "adapter_config.json", "generation_config.json", *SAFETENSORS_FILES)
 PICKLED_FILES = (PICKLED_WEIGHTS, "pytorch_model-*.bin", PICKLED_INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 # Files with the words of a tokenizer.

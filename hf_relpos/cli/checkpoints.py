@@ -165,7 +165,9 @@ def demo(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option(help="Training steps; every third one adds a step on long rows.", min=1)] = 120,
+    steps: Annotated[
+        int, typer.Option(help="Training steps; every third one adds a step on long sequences.", min=1)
+    ] = 120,
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:

@@ -20,7 +20,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: for a folder without a readable config.json, and a quantised model.
     """
-    path = folder / "config.json"
+    path, adapter = folder / "config.json", folder / "adapter_config.json"
+    if adapter.is_file() and not path.is_file():
+        what = f"{folder}: is an adapter (LoRA) of {read_json(adapter).get('base_model_name_or_path')}"
+        raise ConversionError(f"{what}; merge it first, by PEFT's merge_and_unload(), and save the model")
     check_config(folder)
     config = without_kernels(read_json(path), path)
     if config.get("quantization_config"):

@@ -1,4 +1,4 @@
-"""What `optimize` gains on somebody's own texts: seconds and outputs of a model before and after."""
+"""Benchmark `optimize` on your own texts: seconds and outputs of a model before and after."""
 
 import importlib.util
 import itertools
@@ -32,7 +32,7 @@ def measure_gain(
     unpad: str = "pad_token",
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Measure on the CPU what `optimize` gains; nothing is written.
+    """Measure the speed-up of `optimize` on the CPU; nothing is written.
 
     Args:
         name: folder or Hub repository, loaded as sentence-transformers' class that it is of, or else by AutoModel.
@@ -82,7 +82,7 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
     before, after = gain["before"], gain["after"]
     return (
         f"{gain['model']}, {gain['texts']} texts in batches of {BATCH}\n{gain['report']}\n{gain['calls']}\n"
-        f"{before:.2f} s before, {after:.2f} s now: {before / after:.2f} times as fast\n"
+        f"{before:.2f} s before, {after:.2f} s now: {before / after:.2f}× faster\n"
         f"cosine of the outputs with those before: {gain['cosine']:.4f}, least {gain['least']:.4f}; largest "
         f"difference {gain['difference']:.0e} of the largest value"
     )

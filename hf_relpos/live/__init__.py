@@ -1,4 +1,4 @@
-"""Live models of Transformers, in place: `optimize`, and how to undo it."""
+"""In-place optimization of loaded models: `optimize`, and how to undo it."""
 
 from ..deprecation import old_names
 from .levels import undo_optimize

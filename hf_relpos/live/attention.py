@@ -1,4 +1,4 @@
-"""Common parts of the accelerated attention modules: they map the states of a stock module to an attention call."""
+"""Base classes of the accelerated attention modules: from hidden states of Transformers' to an attention call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from .record import is_watching, note_attention
 
 
 class BatchAsMask:
-    """To be put before the class of a stack of layers, which get the running batch in place of the mask."""
+    """Mixin for a stack of layers: passes the running batch to them in place of the mask."""
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
@@ -23,7 +23,7 @@ class BatchAsMask:
 
 
 class BatchAttention:
-    """To be put before a class of self-attention; its method `attend` computes calls with a batch as the mask."""
+    """Mixin for self-attention: its method `attend` computes calls whose mask is a batch."""
 
     def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
@@ -38,7 +38,7 @@ def split_heads(heads: int, *vectors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def prefer_backend(rows: int, heads: int, length: int) -> bool:
-    """Whether our backends are faster than the stock code of MPNet, RoFormer, T5, XLNet and speech encoders.
+    """Whether our backends are faster than Transformers' MPNet, RoFormer, T5, XLNet and speech encoders.
 
     They are if there are enough scores for chunks; for shorter calls stock is as fast. See
     docs/results/benchmarks/cpu-encoder.md.
@@ -53,7 +53,7 @@ def attend_to_batch(
     heads_of: Callable[..., Sequence[torch.Tensor]],
     terms: Terms,
 ) -> torch.Tensor:
-    """Attention of a batch, (1, T, H·d), or (B, L, H·d) where its padding stays.
+    """Compute attention of a batch: (1, T, H·d), or (B, L, H·d) if padding is kept.
 
     Args:
         module: the stock module, which has the dropout of attention weights.
@@ -83,7 +83,7 @@ def attend_as_stock(
     dropout: float,
     shared: SharedTerms | None = None,
 ) -> torch.Tensor:
-    """Attention of L tokens to each other by the best backend for the call.
+    """Compute attention of L tokens to each other by the best backend for the call.
 
     Args:
         module: the stock module.
@@ -116,5 +116,5 @@ def attend_as_stock(
 
 
 def rate_of(dropout: nn.Dropout) -> float:
-    """The probability with which a module drops values now; it may be in training where its parent is not."""
+    """Return the current dropout rate of a module, which may be in training mode when its parent is not."""
     return dropout.p if dropout.training else 0.0

@@ -1,4 +1,4 @@
-"""Level `contract`: an encoder without padding, by the interfaces of Transformers that its attention goes through.
+"""Level `contract`: compute an encoder without padding through Transformers' attention and mask interfaces.
 
 The encoder runs unchanged on one row with the real tokens of all rows, (1, T). Two functions stand before those that
 Transformers has registered as `sdpa`: the mask function hands the layers a `Batch` in place of a mask of T × T,
@@ -57,7 +57,7 @@ def with_masks(batch: Batch, given: Mapping[str, Any]) -> Batch:
 
 
 def window_of(mask_function: Any, about: int) -> int | None:
-    """The largest distance between a query and the keys that it sees on both sides; None for any other pattern.
+    """Return the attention window of a mask, if it is the same on both sides; None for any other pattern.
 
     Transformers composes its mask functions of closures, so it is read off some rows of the pattern.
 
@@ -76,7 +76,7 @@ def window_of(mask_function: Any, about: int) -> int | None:
 
 
 def closed_over(function: Any) -> Iterator[Any]:
-    """What a function that was composed of others has in its closures, in depth."""
+    """Return everything in the closures of a composed function, recursively."""
     waiting, seen = [function], {id(function)}
     while waiting:
         for cell in getattr(waiting.pop(), "__closure__", None) or ():
@@ -124,7 +124,7 @@ def attend(
     delegate = _delegates[0]
     if not isinstance(attention_mask, Batch):
         return delegate(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    note_attention(f"Transformers' {DELEGATE}, {len(attention_mask.groups)} groups of rows")
+    note_attention(f"Transformers' {DELEGATE}, {len(attention_mask.groups)} groups of sequences")
     bias: tuple[Table, ...] = ()
     if (position_bias := kwargs.pop("position_bias", None)) is not None:
         bias = (toeplitz_table(position_bias, attention_mask.groups[0].context),)
@@ -168,20 +168,20 @@ class Contract(Level):
         return "contract" if self.own is None else str(self.own.level)
 
     def reaches(self, length: int) -> bool:
-        """Whether rows of a length have many windows."""
+        """Whether sequences of a length have many windows."""
         return self.window is not None and length >= MANY_WINDOWS * self.window
 
     def unsupported(self, call: EncoderCall) -> list[str]:
         """As of every level."""
-        found = [f"{name!r} has entries for rows" for name in call.by_row]
+        found = [f"{name!r} has entries for sequences" for name in call.by_row]
         if call.wants("output_hidden_states"):
             found.append("it asks for hidden states")
         if call.shape[0] == 1 and not call.is_windowed:
-            found.append("one row is no batch")
+            found.append("it has a single sequence")
         if self.name == "contract" and not attends_by(call.encoder):
             found.append("another attention function was chosen after optimize")
         if call.unpadded is None:
-            found.append("padding stands inside of a row")
+            found.append("a sequence has padding inside")
         return found
 
     def run(self, call: EncoderCall) -> Any:
@@ -220,7 +220,7 @@ class Native(Level):
         if call.wants("output_hidden_states"):
             found.append("it asks for hidden states")
         if call.unpadded is None:
-            found.append("padding stands inside of a row")
+            found.append("a sequence has padding inside")
         return found
 
     def run(self, call: EncoderCall) -> Any:
@@ -233,7 +233,7 @@ class Native(Level):
 
 @dataclass(frozen=True)
 class WithPadding(Level):
-    """Attention of this package for calls that keep their padding.
+    """Use this package's attention for calls that keep their padding.
 
     Attributes:
         own: an `OwnParts`, the parts of the encoder that are replaced.
@@ -251,9 +251,9 @@ class WithPadding(Level):
         if self.own.level == "contract" and not attends_by(call.encoder):
             found.append("another attention function was chosen after optimize")
         if not self.serves_short and not prefer_backend(call.shape[0], call.config.num_attention_heads, call.shape[1]):
-            found.append("its attention is as fast in Transformers, for rows this short")
+            found.append("its attention is as fast in Transformers, for sequences this short")
         if not self.own.serves_short and call.has_empty_row:
-            found.append("a row has no token, whose queries attend to all keys in Transformers")
+            found.append("a sequence has no token, and its queries attend to all keys in Transformers")
         return found
 
     def run(self, call: EncoderCall) -> Any:
@@ -263,12 +263,12 @@ class WithPadding(Level):
             return call.forward_as_asked(lambda given: call.forward(**given), call.given)
 
     def for_check(self) -> "WithPadding":
-        """For the short rows of a check, too."""
+        """Return the level for the short sequences of a check."""
         return replace(self, serves_short=True)
 
 
 def attends_by(encoder: Any) -> bool:
-    """Whether an encoder attends by the interfaces that `take_over` has replaced, in all of its parts."""
+    """Whether all attention of an encoder goes through the interfaces that `take_over` replaces."""
     for part in modules_in(encoder):
         config: Any = vars(part).get("config")
         if getattr(config, "_attn_implementation", None) not in (DELEGATE, None):

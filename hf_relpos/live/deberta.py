@@ -1,4 +1,4 @@
-"""Accelerated DeBERTa v1, v2 and v3: disentangled attention of the stock classes with our backends.
+"""Accelerated DeBERTa v1, v2 and v3: disentangled attention of Transformers' classes with our backends.
 
 The encoder gives its layers the row of each offset instead of L·L row numbers, and the running batch instead of an
 L·L mask. Without a batch the stock code computes the call.
@@ -21,7 +21,7 @@ from .substitute import stock_file
 
 
 class Stack:
-    """Of the layers of either version, for all of which it makes the mask, and the row of P of each offset."""
+    """Stack of layers of either version; makes the mask and the row of P of each offset for all of them."""
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> Any:
         """The running batch; else as stock."""

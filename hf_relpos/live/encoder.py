@@ -1,4 +1,4 @@
-"""The forward of an optimized encoder: which calls are computed without their padding, or by our attention."""
+"""The forward of an optimized encoder: choose the level of each call, or fall back to Transformers."""
 
 import functools
 from collections.abc import Callable
@@ -22,7 +22,7 @@ STOCK = "Transformers"  # the level of calls that its own forward computes
 
 
 def optimized_forward(encoder: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The forward of an encoder whose calls are computed as its `Setup` says.
+    """Forward of an optimized encoder; follows its `Setup`.
 
     Args:
         forward: of its class.
@@ -38,7 +38,7 @@ def optimized_forward(encoder: Any, forward: Any, /, *args: Any, **kwargs: Any) 
 
 
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of an encoder, without its padding and by our attention where nothing speaks against it.
+    """Compute a call without padding where every rule allows it.
 
     Args:
         forward: of its class, bound to it.
@@ -91,7 +91,7 @@ def compute(call: EncoderCall, stock: Callable[[], Any]) -> Any:
 
 
 def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
-    """The levels that compute a call, in the order in which they are tried, none for Transformers' own forward.
+    """Return the levels to try for a call, in order; none for Transformers' own forward.
 
     Returns:
         They, and what speaks against those before them; only the first reason of the rules.
@@ -119,7 +119,7 @@ def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
 
 
 def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: bool = False) -> None:
-    """Count what a call got.
+    """Count a call by its level.
 
     Args:
         is_loud: whether the reason is a warning. So it is where twice the tokens are computed, unless one was told so.

@@ -24,7 +24,7 @@ ATOMS = (str, bytes, int, float, bool, type, FunctionType, MethodType, ModuleTyp
 
 @dataclass(frozen=True)
 class Found:
-    """A module.
+    """A module, where it was found, and the object that holds it.
 
     Attributes:
         path: its place in the object that was given, "" for that object itself.
@@ -38,7 +38,7 @@ class Found:
 
 
 def modules_of(anything: Any, caller: str) -> list[Found]:
-    """Modules in an object: itself, or in its attributes and items to a depth of three.
+    """Return the modules in an object: itself, or in its attributes and items to a depth of three.
 
     Raises:
         TypeError: if there is none.
@@ -89,7 +89,7 @@ def _contents(holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def encoders_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The innermost modules that map tokens and a mask to states, with their names: models of Transformers, or `root`.
+    """Return the innermost modules that map tokens and a mask to hidden states, by name.
 
     Decoders that attend to an encoder are not among them.
     """

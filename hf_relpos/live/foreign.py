@@ -1,4 +1,4 @@
-"""Find code of others in an encoder, in every call: hooks, replaced forwards, modules that were put in.
+"""Detect third-party code in an encoder, on every call: hooks, replaced forwards, swapped modules.
 
 Between its first and its last layer an encoder's states may have no padding, and its positions may be by offset. Code
 of others expects neither, and it may come and go after `optimize`.
@@ -50,7 +50,7 @@ _classes: dict[type, tuple[Any, bool]] = {}
 
 
 def is_known_code(value: Any) -> bool:
-    """Whether what a class has by some name is no function, or one of `PACKAGES`, below all decorators."""
+    """True unless `value` is a function defined outside `PACKAGES` (decorators unwrapped)."""
     function = getattr(value, "__func__", getattr(value, "fget", value))  # of a static or class method, or a property
     while isinstance(function, functools.partial):
         function = function.func
@@ -66,7 +66,7 @@ def is_known_code(value: Any) -> bool:
 
 
 def is_known_class(kind: Any) -> bool:
-    """Whether a class has its code of `PACKAGES`, and the forward that it had when it was first seen.
+    """Whether a class is defined in `PACKAGES`, with the forward that it had when first seen.
 
     The class of a scripted module has no forward: its code counts as that of others.
     """
@@ -98,7 +98,7 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
-    """The classes of Transformers and PyTorch inside a module; and what others have put in: classes, and code."""
+    """Return the classes of Transformers and PyTorch inside a module, and third-party classes and code."""
     known: set[type] = set()
     foreign: set[Any] = set()
     for part in modules_in(root):
@@ -110,14 +110,14 @@ def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
 
 
 def _attention_of_others(root: Any) -> list[Any]:
-    """The code of an encoder's attention function, if others have registered it with Transformers; else nothing."""
+    """Return the code of an encoder's attention function if a third party registered it, else nothing."""
     name = getattr(getattr(root, "config", None), "_attn_implementation", None)
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     return [] if is_known_code(function) else [_code_of(function)]
 
 
 def _replacements(part: nn.Module) -> list[Any]:
-    """The code of functions of others that an instance has in place of its class's."""
+    """Return the code of third-party functions that replace methods of an instance."""
     own = vars(part)
     if REPLACED.isdisjoint(own) and FUNCTIONS.isdisjoint(own):
         return []
@@ -128,13 +128,13 @@ def _replacements(part: nn.Module) -> list[Any]:
 
 
 def _code_of(function: Any) -> Any:
-    """What copies of a function share."""
+    """Return the code that copies of a function share."""
     function = getattr(function, "__func__", function)
     return getattr(function, "__code__", type(function))
 
 
 def is_watched(part: nn.Module) -> bool:
-    """Whether hooks read the states of a module; those of Transformers read only where a caller asks for them."""
+    """Whether hooks read the states of a module; Transformers' own hooks count only if a caller asks for outputs."""
     if part._backward_hooks or part._backward_pre_hooks:
         return True
     if not (part._forward_hooks or part._forward_pre_hooks):
@@ -144,7 +144,7 @@ def is_watched(part: nn.Module) -> bool:
 
 
 def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
-    """The first part of a module with hooks, or with code that is not trusted; None if there is none.
+    """Return the first part of a module with hooks or unknown code; None if there is none.
 
     Hooks of the module itself do not count: they see its inputs and outputs alone.
 
@@ -167,14 +167,14 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
 
 
 def is_stock(module: nn.Module) -> bool:
-    """Whether a module computes what its class did when it was defined, so that ours may do it instead."""
+    """Whether a module still computes what its class defined, so that our code may replace it."""
     known, foreign = kinds_in(module)
     is_own = not foreign and foreign_part(module, known) is None
     return is_own and not is_watched(module) and has_stock_attention(module)
 
 
 def has_stock_attention(module: nn.Module) -> bool:
-    """Whether the functions by which a model of Transformers attends are its own."""
+    """Whether a model uses Transformers' own attention functions."""
     file = stock_file(module)
     functions: Any = getattr(file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
     found = (getattr(file, "eager_attention_forward", None), functions.get("eager"), functions.get("sdpa"))

@@ -1,4 +1,4 @@
-"""Take padding out of the encoders of an object: the level of each, what it says of it, and how it is undone."""
+"""Remove padding from the encoders of an object: choose levels, report them, undo them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ READERS = ("sentence_transformers.", PIPELINES)
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder that is faster now.
+    """Report of an encoder that was changed.
 
     Attributes:
         name: of the module in the object that was given, "" for that object itself.
@@ -60,7 +60,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An encoder that is as it was.
+    """Report of an encoder that was not changed.
 
     Attributes:
         name: of the module in the object that was given.
@@ -74,7 +74,7 @@ class Skipped:
 
 
 def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = False) -> list[Encoder | Skipped]:
-    """Let the encoders in a module compute batches without their padding.
+    """Make the encoders in a module skip padding.
 
     Args:
         unpad: one of `UNPAD`.
@@ -91,7 +91,7 @@ def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = Fa
         effect = "relative attention of sound is faster, in memory linear in the length"
         reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
     if not (setups or reports):
-        reason = "nothing inside maps tokens and a mask to hidden states, so that padding stays"
+        reason = "no module inside maps tokens and a mask to hidden states, so padding is kept"
         if any(hasattr(type(part), MADE_OF) for part in root.modules()):
             reason = "it is accelerated already"
         reports.append(Skipped(found.path, root_kind, reason))
@@ -102,7 +102,7 @@ def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = Fa
     if not is_bare:
         before, trains, reader = sides_that_heads_allow(root, unpadded, may_read)
         sides, heads = losses_over_padding(root, unpadded, before)
-        notes = [f"{root_kind} computes other losses without padding"] if sides != before else []
+        notes = [f"the loss of {root_kind} includes padding"] if sides != before else []
         notes += ["calls with labels at padding keep it"] if sides and heads else []
         reader = "; ".join(filter(None, (reader, *notes)))
         for head in heads if sides else ():
@@ -118,13 +118,13 @@ def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = Fa
             if setup.sides or setup.own is not None or setup.in_float32:
                 reports.append(replace(_changed(place, kind, encoder, setup, reader), is_bare=encoder is root))
                 continue
-            setup = f"padding stays: {reader}"
+            setup = f"padding is kept: {reader}"
         reports.append(Skipped(place, kind, setup))
     return reports
 
 
 def _setup_of(encoder: Any, found: Found, unpad: str, widens: bool) -> Setup | str:
-    """The setup that agrees with Transformers; if there is none, why."""
+    """Return the setup that agrees with Transformers, or why there is none."""
     known, foreign = kinds_in(encoder)
     own = None if foreign else own_parts(encoder)
     half = half_of(encoder) if widens else None
@@ -141,14 +141,14 @@ def _setup_of(encoder: Any, found: Found, unpad: str, widens: bool) -> Setup | s
 
 
 def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> Encoder:
-    """Change an encoder, and say how.
+    """Apply a setup to an encoder, and report it.
 
     Args:
         place, kind: of the report.
         reader: who reads padding, in words.
     """
     apply_to(encoder, setup)
-    in_training = [] if setup.trains else ["not in training, where rows depend on each other or on padding"]
+    in_training = [] if setup.trains else ["not in training, where sequences depend on each other or on padding"]
     level, difference = (setup.levels[0].name, setup.difference) if setup.sides else ("", 0.0)
     layers = 0 if setup.own is None else len(setup.own.attention_in(encoder))
     layers = encoder.config.num_hidden_layers if level == Native.name else layers
@@ -157,16 +157,16 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     if setup.sides:
         where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
         effects.append(
-            f"padding{where} is taken out, its hidden states are zeros (level {level}, difference {difference:.0e})"
+            f"padding{where} is removed, hidden states there are zeros (level {level}, difference {difference:.0e})"
         )
         argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         if setup.returns_cache and not setup.drops_cache and wants(encoder, {}, argument):
-            effects.append(f"calls that return keys and values are left to Transformers: ask with {argument}=False")
+            effects.append(f"calls that return a cache fall back to Transformers: pass {argument}=False")
         if setup.limit is not None:
-            effects.append(f"not of batches of {setup.limit} tokens and more, whose length changes what it computes")
+            effects.append(f"not from {setup.limit} tokens on, where the length of a batch changes what it computes")
         effects += in_training
     if reader:
-        effects.append(reader if setup.sides else f"padding stays: {reader}")
+        effects.append(reader if setup.sides else f"padding is kept: {reader}")
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
     return Encoder(place, kind, layers, level, difference, "; ".join(effects))
@@ -183,7 +183,7 @@ def undo_optimize(model: nn.Module) -> None:
 
 
 def restore(module: Any) -> None:
-    """Give a module the class and the attention that it had before `optimize`."""
+    """Restore the class and the attention that a module had before `optimize`."""
     own = vars(module)
     own.pop(SETUP, None)
     own.pop(TWIN, None)

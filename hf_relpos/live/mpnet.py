@@ -1,4 +1,4 @@
-"""Accelerated MPNet: the stock classes with the bias by offset, (H, 2L − 1), instead of (B, H, L, L)."""
+"""Accelerated MPNet: Transformers' classes with a bias by offset, (H, 2L − 1), instead of (B, H, L, L)."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""A live model, faster on the CPU, in place: attention, unpadding and products; and how to undo it."""
+"""Speed up a loaded model on the CPU in place: unpadding, attention, matrix products; and undo it."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..deferred import when_imported
-from ..deprecation import UNPAD as UNPAD_BEFORE, rename_arguments, rename_field
+from ..deprecation import UNPAD as UNPAD_BEFORE, rename_arguments, warn
 from ..host.torch import QUANTIZERS, before_quantization
 from ..products.cpu_gemm import HALF, FastLinear, Library, half_library, limit_caches, linear_library, packed_rows
 from ..products.low_precision import KINDS, HalfLinear, int8_rates
@@ -39,7 +39,7 @@ ZEROS = "hidden states at padding are zeros: read them by the mask, or pass unpa
 
 @dataclass
 class Optimized:
-    """What `optimize` did, and the handle that undoes it; also a context manager. `print` it to read it.
+    """Report of `optimize`, and the handle that undoes it; also a context manager.
 
     Attributes:
         encoders: those that it made faster, with their level.
@@ -67,7 +67,7 @@ class Optimized:
     _root: Any = field(default=None, repr=False)
 
     def undo(self) -> None:
-        """Give the modules that this call changed what they had, once calls in flight have ended.
+        """Restore the modules that this call changed, once calls in flight have ended.
 
         A second call does nothing.
         """
@@ -78,7 +78,7 @@ class Optimized:
             self._modules = None
 
     def refresh(self) -> None:
-        """Drop packed and rounded copies of weights, and projections of positions, which are then made again.
+        """Drop packed and rounded copies of weights, and cached projections; the next call makes them again.
 
         Needed after a write through `.data` or NumPy to single elements of a weight. All other writes are seen.
         """
@@ -88,11 +88,11 @@ class Optimized:
             forget_projections(module)
 
     def counts(self) -> Counts:
-        """What became of the calls of its encoders until now: by level, with their tokens, and why padding stayed."""
+        """Return counts of the calls so far: by level, with their tokens, and why padding was kept."""
         return self._record.counts
 
     def explain(self, *args: Any, **inputs: Any) -> list[Answer]:
-        """Call the object that was given, and say what each of its encoders' calls got, and why.
+        """Call the optimized object, and return how each call of its encoders was computed, and why.
 
         Args:
             args, inputs: as of the object's own call; or a function and its arguments.
@@ -111,7 +111,11 @@ class Optimized:
     def __exit__(self, *error: object) -> None:
         self.undo()
 
-    left = rename_field("left", "skipped")
+    @property
+    def left(self) -> tuple[Skipped, ...]:
+        """`skipped`, by its old name."""
+        warn("Optimized.left", "skipped")
+        return self.skipped
 
     def to_dict(self) -> dict[str, Any]:
         """The report as numbers, strings, lists and dictionaries, for JSON."""
@@ -121,7 +125,7 @@ class Optimized:
 
     @property
     def summary(self) -> str:
-        """The report in a few words, for one line of a log; the last are the least important."""
+        """The report in a few words for one line of a log, most important first."""
         levels = ", ".join(sorted({each.level for each in self.encoders if each.level}))
         reasons, effects = [each.reason for each in self.skipped], "; ".join(each.effect for each in self.encoders)
         if any(MAY_READ in each for each in (*reasons, effects)):
@@ -129,7 +133,7 @@ class Optimized:
         faster = ["attention"] if "is faster" in effects else []
         if self.linear and self.products.startswith(ONEDNN):
             faster.append(f"{self.linear} layers {ONEDNN}")
-        words = [f"padding taken out (level {levels})"] if levels else []
+        words = [f"padding removed (level {levels})"] if levels else []
         words += [IN_FLOAT32] if IN_FLOAT32 in effects else []
         words += [re.split(r", and| \([A-Z]", each)[0] for each in reasons[:1]]
         words += [re.split("[:(]", self.rounded)[0].replace(" linear", "").strip()] if self.rounded else []
@@ -145,7 +149,7 @@ class Optimized:
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
         lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.joined, self.agreement)))
-        lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.skipped]
+        lines += [f"skipped {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.skipped]
         return "\n".join(lines) or "nothing is changed"
 
 
@@ -158,7 +162,7 @@ def optimize(
     verify: str | None = None,
     join: bool = False,
 ) -> Optimized:
-    """Make a loaded model faster on the CPU, in place, without another format or runtime.
+    """Speed up a loaded model on the CPU, in place, without another format or runtime.
 
     - Padding is taken out of encoders: between the first and the last layer a batch is its tokens alone. Hidden states
       at padding are zeros then; all others are unchanged. Which way it is taken out ("level") is measured on the model
@@ -239,7 +243,7 @@ def optimize(
             if may_join(vars(module).get(SETUP)):
                 vars(module)[JOINED], handle.joined = Joined(), JOINS
         if join and not handle.joined:
-            handle.joined = f"no {JOINS}: padding stays, or code of others is inside"
+            handle.joined = f"no {JOINS}: padding stays, or third-party code is inside"
         return handle
     except BaseException:
         for module, kind in before:
@@ -250,14 +254,14 @@ def optimize(
 
 @functools.cache
 def _serve_quantizers() -> None:
-    """Let `quantize_dynamic` have models as they were before: it looks for the very class `nn.Linear`."""
+    """Undo `optimize` in models that `quantize_dynamic` gets: it looks for exactly `nn.Linear`."""
     when_imported(QUANTIZERS, lambda: before_quantization(undo_optimize))
 
 
 def _change_products(
     roots: list[nn.Module], precision: str | None, library: Library, comparison: Comparison | None, handle: Optimized
 ) -> None:
-    """Give linear layers other products, those of encoders in a lower precision, and note it in the handle."""
+    """Make linear layers multiply faster, those of encoders in a lower precision; report it in the handle."""
     modules = [module for root in roots for module in root.modules()]
     layers = [] if precision is None else _linear_layers(modules)
     inside = set() if precision == "float32" else set().union(*map(layers_in, roots))
@@ -293,7 +297,7 @@ def _change_products(
 
 
 def _widen_products(modules: list[nn.Module]) -> str:
-    """Let linear layers in half precision multiply in float32 where that is faster; what does so, in words."""
+    """Make linear layers in half precision multiply in float32 where that is faster; return a description."""
     encoders = [each for each in modules if getattr(vars(each).get(SETUP), "in_float32", False)]
     weights: set[torch.Tensor] = {weight for each in encoders for weight in {*each.parameters()} - tables_of(each)}
     layers = [each for each in _linear_layers(modules, HALF) if each.weight not in weights]
@@ -310,7 +314,7 @@ def _widen_products(modules: list[nn.Module]) -> str:
 
 
 def rates_of(library: Library, fast: str = "oneDNN", own: str = "PyTorch's own") -> str:
-    """Both rates of a kind of product on the CPU, and its errors."""
+    """Format the rates and errors of two libraries."""
     return (
         f"{fast} {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; {own} "
         f"{library.torch_rate:.0f} GFLOP/s, error {library.torch_error:.0e}"
@@ -318,7 +322,7 @@ def rates_of(library: Library, fast: str = "oneDNN", own: str = "PyTorch's own")
 
 
 def _linear_layers(modules: list[nn.Module], dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> list[nn.Linear]:
-    """Those that nobody else has changed: of that very class, with weights of some dtypes on the CPU."""
+    """Return the linear layers of exactly `nn.Linear`, with weights of some dtypes on the CPU."""
     return [
         module
         for module in modules

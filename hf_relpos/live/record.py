@@ -1,4 +1,4 @@
-"""What became of the calls of optimized encoders: how many by each level, and why others were left to Transformers."""
+"""Record how the calls of optimized encoders were computed: by level, and why others fell back to Transformers."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call of an encoder gets.
+    """How one call of an encoder was computed.
 
     Attributes:
         encoder: name of its class.
@@ -112,12 +112,12 @@ def note_attention(name: str) -> None:
 
 
 def is_watching() -> bool:
-    """Whether somebody wants to know what calls of this thread get."""
+    """Whether calls of this thread are watched."""
     return _watched.get() is not None
 
 
 class Record:
-    """Of the encoders that one call of `optimize` changed.
+    """Counts calls of the encoders that one call of `optimize` changed.
 
     It knows which threads are inside a call of theirs, so that `undo` lets calls in flight end right. Calls that begin
     while `undo` waits begin after it.
@@ -168,7 +168,7 @@ class Record:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """A call of this thread."""
+        """Mark a call of this thread."""
         thread = threading.get_ident()
         with self.changed:
             if thread not in self.depths:
@@ -185,7 +185,7 @@ class Record:
 
     @contextmanager
     def none(self) -> Iterator[None]:
-        """No other thread is inside a call; those that were have ended theirs."""
+        """Wait until no other thread is inside a call, and keep others out."""
         thread = threading.get_ident()
         with self.changed:
             self.changed.wait_for(lambda: self.changing in (None, thread))
@@ -201,7 +201,7 @@ class Record:
 
 @contextmanager
 def watching() -> Iterator[list[Answer]]:
-    """What calls of this thread get, while the context lasts."""
+    """Collect how calls of this thread are computed, within the context."""
     found: list[Answer] = []
     token = _watched.set((found, {}))
     try:
@@ -213,7 +213,7 @@ def watching() -> Iterator[list[Answer]]:
 def tell(answer: Answer) -> None:
     """Tell this thread what a call of it got that another thread has computed."""
     if (watched := _watched.get()) is not None:
-        watched.append(answer)
+        watched[0].append(answer)
 
 
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Accelerated RoFormer: the stock function rotates queries and keys, and the rest is attention without terms."""
+"""Accelerated RoFormer: Transformers rotates queries and keys; the rest is attention without terms."""
 
 from typing import Any
 

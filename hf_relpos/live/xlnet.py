@@ -110,5 +110,5 @@ class RelativeAttention:
 
 
 def projected(vectors: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Vectors, (…, D), times a weight of stock's, (D, H, d): (…, H·d)."""
+    """Multiply vectors, (…, D), by a weight of Transformers' module, (D, H, d): (…, H·d)."""
     return linear(vectors, weight.flatten(1).t())

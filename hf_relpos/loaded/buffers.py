@@ -1,4 +1,4 @@
-"""Find and fill buffers that were left uninitialised: `uninitialized_buffers`, `initialize_buffers`.
+"""Find and initialise buffers that were left uninitialised: `uninitialized_buffers`, `initialize_buffers`.
 
 Transformers 5 builds a model on the meta device, and then gives every buffer that is in no checkpoint new memory, with
 whatever it held (`PreTrainedModel._move_missing_keys_from_meta_to_device`). Its own classes fill such buffers again.
@@ -52,7 +52,7 @@ class Difference(NamedTuple):
 
 
 def uninitialized_buffers(model: Any) -> dict[str, torch.Tensor | None]:
-    """Buffers of a model that do not hold what its code computes for them.
+    """Return the buffers of a model that do not hold what its code computes for them.
 
     The class is built once more from the configuration that the model was loaded with. Its parameters are never
     written to, so that this takes no second copy of the weights. Left out are buffers in the checkpoint and those that
@@ -84,7 +84,7 @@ def uninitialized_buffers(model: Any) -> dict[str, torch.Tensor | None]:
 
 
 def initialize_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
-    """Give the buffers that a load or `to_empty` has left uninitialised what the model's code computes, in place.
+    """Initialise, in place, the buffers that a load or `to_empty` has left uninitialised.
 
     A buffer that somebody may have changed on purpose, or that cannot be judged, is left as it is, and a warning
     names it. Import hf_relpos before the model is built: else all are left.

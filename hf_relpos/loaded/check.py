@@ -1,4 +1,4 @@
-"""Whether a loaded model holds what its checkpoint does: `verify_weights`."""
+"""Verify a loaded model against its checkpoint: `verify_weights`."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The tensors of the checkpoint that a live model was loaded from, one after the other, under the model's names."""
+"""Read the tensors of the checkpoint that a model was loaded from, one by one, under the model's names."""
 
 import os
 from collections.abc import Iterator

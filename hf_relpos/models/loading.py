@@ -38,8 +38,8 @@ def load(kind: Any, from_pretrained: Callable[..., Any], source: Any, args: Any,
 
     Args:
         kind: our class.
-        from_pretrained: the method of Transformers, bound to that class or to the stock one; its other arguments
-            follow.
+        from_pretrained: the method of Transformers, bound to that class or to Transformers' own; its other
+            arguments follow.
 
     Returns:
         The model, and with `output_loading_info=True` its loading info.

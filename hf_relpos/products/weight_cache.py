@@ -16,7 +16,7 @@ from torch import nn
 from ..host.torch import counted_writes
 
 
-ATTRIBUTE = "_rounded"  # of a layer; `restore` of live models deletes it
+ATTRIBUTE = "_rounded"  # of a layer; `forget` deletes it
 PRIVATE = "_hf_relpos_private"  # of a tensor that nobody else has, and that is never written to
 WHOLE = 2**16  # comparing so many elements takes 15 µs, a sample of a weight of 768 × 3,072 takes 7
 GOLDEN = (5**0.5 - 1) / 2

@@ -417,7 +417,7 @@ INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them fas
 
 Speed-up over Transformers ("stock"): its time ÷ that of each variant. Two layers of base size, random weights,
 float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its attention alone, by
-`dtype=None, unpad=False` ([live models](../../live.md)).
+`dtype=None, unpad=False` ([how](../../live.md)).
 
 - "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" into one batch, of which
   {real:.0f} % are tokens, or "sorted" by length into batches of 8.
