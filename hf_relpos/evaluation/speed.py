@@ -107,7 +107,7 @@ def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]]
     model: PreTrainedModel = AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code)
     model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     if not takes_tokens(model, is_root=True):
-        raise ValueError(f"{name}: {type(model).__name__} takes no tokens; give an encoder of text or a reranker")
+        raise ValueError(f"{name}: {type(model).__name__} takes no tokens of text; give a text encoder or a reranker")
     tokenizer = load_tokenizer(name)
     names, _ = parameters_of(type(model).forward)
     options = {"use_cache": False} if "use_cache" in names else {}  # calls that return a cache keep their padding
