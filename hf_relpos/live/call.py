@@ -10,6 +10,7 @@ import torch
 from ..attention.unpadding import UnpaddedBatch
 from ..host.tracing import has_contents
 from .arguments import TOKENS, parameters_of, wants
+from .foreign import foreign_part, has_stock_attention
 from .record import Record
 
 
@@ -69,6 +70,7 @@ class Setup:
         in_float32: whether calls in half precision are computed in float32.
         fewest: padding tokens that are worth taking out.
         difference: from Transformers at tokens, as a share of the largest value.
+        captured: the level of calls of few tokens without padding; None for none.
         record: of its calls; None for those of a check, in which errors are raised.
     """
 
@@ -87,6 +89,7 @@ class Setup:
     in_float32: bool = False
     fewest: int = field(default_factory=lambda: FEWEST)
     difference: float = 0.0
+    captured: Level | None = None
     record: Record | None = None
 
     @property
@@ -101,7 +104,7 @@ class Setup:
 
     def without_record(self) -> "Setup":
         """For copies to measure on."""
-        return replace(self, record=None)
+        return replace(self, record=None, captured=None)
 
     def __deepcopy__(self, memo: Any) -> "Setup":
         return self
@@ -191,6 +194,21 @@ class EncoderCall:
             return self.hidden
         found = ids[~self.real]
         return int((~torch.isin(found, torch.tensor(self.setup.pads, dtype=found.dtype))).sum())
+
+    @cached_property
+    def changed(self) -> str:
+        """Code of others that has come into the encoder, with the remedy; "" for none."""
+        trusted = self.setup.trusted
+        if trusted is None:
+            return ""
+        if self.setup.own is not None and not has_stock_attention(self.encoder):
+            return "the attention function of Transformers was replaced after optimize"
+        part = foreign_part(self.encoder, trusted)
+        if part is None:
+            return ""
+        return (
+            f"{type(part).__name__} inside has hooks, or was replaced or changed after optimize: call optimize again"
+        )
 
     @cached_property
     def _by_shape(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

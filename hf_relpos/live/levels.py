@@ -14,7 +14,7 @@ from .check import Check, apply_to, refusal
 from .encoder import SETUP
 from .end_to_end import MAY_READ, losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
-from .foreign import is_watched, kinds_in, modules_in
+from .foreign import CAPTURE, CONTENTS, is_watched, kinds_in, modules_in
 from .half import TWIN, half_of
 from .labels import keep_labelled_padding
 from .own import give_speech, own_parts
@@ -185,8 +185,8 @@ def restore_attention(model: nn.Module) -> None:
 def restore(module: Any) -> None:
     """Give a module the class and the attention that it had before `optimize`."""
     own = vars(module)
-    own.pop(SETUP, None)
-    own.pop(TWIN, None)
+    for name in (SETUP, TWIN, CONTENTS, CAPTURE):
+        own.pop(name, None)
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)

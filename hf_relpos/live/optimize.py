@@ -15,10 +15,12 @@ from ..products.cpu_gemm import HALF, FastLinear, Library, half_library, limit_c
 from ..products.low_precision import KINDS, HalfLinear, int8_rates
 from ..products.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
+from .captured import Capture, Captured
 from .comparison import Agreement, Comparison, Sample
 from .encoder import SETUP
 from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
+from .foreign import CAPTURE
 from .half import TWIN, tables_of
 from .levels import IN_FLOAT32, PADDINGS, Encoder, Skipped, restore, restore_attention, take_padding_out
 from .precision import choose
@@ -46,6 +48,7 @@ class Optimized:
         rounded: what computes in another precision than it has, as a sentence.
         agreement: of the outputs with those before, for "int8", "auto" and a sample.
         choices: time and agreement of each precision, for "auto".
+        captured: which calls run a captured graph, or why none do, for `capture=True`.
         copies: which writes to weights their copies do not follow, if there are copies.
     """
 
@@ -56,6 +59,7 @@ class Optimized:
     rounded: str = ""
     agreement: Agreement | None = None
     choices: str = ""
+    captured: str = ""
     copies: str = ""
     _modules: list[nn.Module] | None = field(default_factory=list, repr=False)
     _record: Record = field(default_factory=Record, repr=False)
@@ -80,6 +84,8 @@ class Optimized:
         for module in self._modules or ():
             forget(module)
             vars(module).pop(TWIN, None)
+            if CAPTURE in vars(module):
+                vars(module)[CAPTURE].bound = None
             forget_projections(module)
 
     def counts(self) -> Counts:
@@ -130,7 +136,7 @@ class Optimized:
         lines += [str(each) for each in self.encoders]
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
-        lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.agreement)))
+        lines += map(str, filter(None, (self.choices, self.rounded, self.captured, self.copies, self.agreement)))
         lines += [f"left {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.left]
         return "\n".join(lines) or "nothing is changed"
 
@@ -142,6 +148,7 @@ def optimize(
     sample: Sample = None,
     padding: str = "zeros",
     verify: str | None = None,
+    capture: bool = False,
 ) -> Optimized:
     """Make a loaded model faster on the CPU, in place, without another format or runtime.
 
@@ -178,6 +185,8 @@ def optimize(
             returned. "first call": the first of each kind of arguments, length and padding; a kind that differs is
             left to Transformers, with a warning. "always", "every 1000": further ones, too. "load": none. None for the
             environment variable HF_RELPOS_VERIFY, or "first call".
+        capture: whether inference of few tokens without padding runs a graph of the encoder that `torch.export`
+            records, where its outputs agree and it is faster. That takes a second or more, and packed weights.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
@@ -220,6 +229,8 @@ def optimize(
         skipped = tuple(each for each in reports if isinstance(each, Skipped))
         handle = Optimized(encoders, skipped, None, "", _record=record, _root=model)
         _change_products(roots, precision, library, comparison, handle)
+        if capture:
+            _capture(roots, handle)
         handle._modules = [module for module, kind in before if type(module) is not kind]
         return handle
     except BaseException:
@@ -271,6 +282,19 @@ def _change_products(
     handle.rounded = "; ".join(filter(None, (handle.rounded, widened)))
     if handle.rounded or packed_rows():
         handle.copies = "after writes through .data to single elements of a weight call refresh(); others are seen"
+
+
+def _capture(roots: list[nn.Module], handle: Optimized) -> None:
+    """Record graphs of the encoders, and note them in the handle."""
+    encoders = [each for root in roots for each in root.modules() if SETUP in vars(each)]
+    notes = []
+    for encoder in encoders:
+        found, setup = Capture(), vars(encoder)[SETUP]
+        found.record(encoder, setup)
+        if found.graph is not None:
+            vars(encoder).update({CAPTURE: found, SETUP: replace(setup, captured=Captured())})
+        notes.append(str(found))
+    handle.captured = "; ".join(dict.fromkeys(notes)) or "not captured: no encoder is changed"
 
 
 def _widen_products(modules: list[nn.Module]) -> str:
