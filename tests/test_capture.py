@@ -1,7 +1,6 @@
 """`optimize(model, capture=True)`: calls of few tokens without padding run a graph with Transformers' outputs."""
 
 import copy
-import importlib
 import pickle
 import threading
 
@@ -14,23 +13,12 @@ from torch import nn
 import hf_relpos
 from hf_relpos.host.torch import has_packed_weights
 from hf_relpos.live.foreign import CAPTURE
-from hf_relpos.products import cpu_gemm
 
 
 SWITCHES = {"Qwen3": {"use_cache": False}}
 CAPTURED = ["BERT", "RoBERTa", "DistilBERT", "MPNet", "ModernBERT", "NomicBERT", "GTE", "Qwen3", "EuroBERT", "ALBERT"]
 
 pytestmark = pytest.mark.skipif(not has_packed_weights(), reason="this PyTorch does not pack weights")
-
-
-@pytest.fixture(autouse=True)
-def packed(monkeypatch):
-    """Weights are packed on any machine."""
-    for module in (
-        cpu_gemm,
-        *(importlib.import_module(f"hf_relpos.live.{name}") for name in ("optimize", "captured")),
-    ):
-        monkeypatch.setattr(module, "packed_rows", lambda *dtype: 64)
 
 
 def captured(name="BERT", **fields):

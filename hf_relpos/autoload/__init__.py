@@ -16,8 +16,10 @@ from typing import Any
 from ..deferred import when_auto_classes_are_imported, when_imported
 
 
-# Environment variables: "0" or a precision, where "1" is float32; `padding` of `optimize`; "1" for the whole report.
+# Environment variables: "0" or a precision, where "1" is float32; `padding` of `optimize`; "1" for the whole report;
+# "1" for `capture` of `optimize`.
 OPTIMIZE, PADDING, VERBOSE = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_PADDING", "HF_RELPOS_VERBOSE"
+CAPTURE = "HF_RELPOS_CAPTURE"
 WIDTH, SHORTEST = 119, 12  # of the line for a model; and of its name where that is too long
 SENTENCE_TRANSFORMERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 
@@ -41,7 +43,8 @@ def start() -> "Autoload | None":
     precision = os.environ.get(OPTIMIZE, "0")
     if precision not in ("", "0") and not (_started and _started.is_active):
         padding, verbose = os.environ.get(PADDING) or "auto", os.environ.get(VERBOSE, "0") not in ("", "0")
-        _started = Autoload("float32" if precision == "1" else precision, padding, verbose)
+        captures = os.environ.get(CAPTURE, "0") not in ("", "0")
+        _started = Autoload("float32" if precision == "1" else precision, padding, verbose, captures)
     return _started
 
 
@@ -51,13 +54,15 @@ class Autoload:
     An error of `optimize` is such a line, too, and leaves the model as it is.
     """
 
-    def __init__(self, precision: str = "float32", padding: str = "auto", verbose: bool = False) -> None:
+    def __init__(
+        self, precision: str = "float32", padding: str = "auto", verbose: bool = False, capture: bool = False
+    ) -> None:
         """
         Args:
-            precision, padding: as of `optimize`.
+            precision, padding, capture: as of `optimize`.
             verbose: print the report of `optimize` below each line.
         """
-        self.precision, self.padding, self.verbose = precision, padding, verbose
+        self.precision, self.padding, self.verbose, self.capture = precision, padding, verbose, capture
         self.is_active = True
         self.replaced: list[tuple[Any, str, Any, Any]] = []
         self.reports: list[tuple[str, Any]] = []  # of `optimize`, with the name of a class
@@ -130,7 +135,7 @@ class Autoload:
         try:
             from ..live import optimize
 
-            report = optimize(model, self.precision, padding=self.padding)
+            report = optimize(model, self.precision, padding=self.padding, capture=self.capture)
             said, more = report.summary, str(report)
             self.reports.append((type(model).__name__, report))
         except Exception as error:  # the program is to go on

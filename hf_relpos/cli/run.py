@@ -36,6 +36,9 @@ def run(
     precision: Annotated[Precision, typer.Option(help=f"{PRECISION} random tokens.")] = Precision.float32,
     padding: PaddingOption = Padding.auto,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole report of each model.")] = False,
+    capture: Annotated[
+        bool, typer.Option("--capture", help="Record a graph of each encoder at load, for short requests.")
+    ] = False,
 ) -> None:
     """Run a Python program or server, and optimize each encoder that it loads; a line for each on stderr.
 
@@ -54,6 +57,7 @@ def run(
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
         environment = {autoload.OPTIMIZE: precision, autoload.PADDING: padding, "PYTHONPATH": path}
         environment |= {autoload.VERBOSE: "1"} if verbose else {}
+        environment |= {autoload.CAPTURE: "1"} if capture else {}
         try:
             os.execvpe(command[0], command, os.environ | environment)
         except OSError as error:

@@ -72,20 +72,23 @@ class Skipped:
     reason: str
 
 
-def take_padding_out(found: Found, padding: str, record: Record, widens: bool = False) -> list[Encoder | Skipped]:
+def take_padding_out(
+    found: Found, padding: str, record: Record, widens: bool = False, captures: bool = False
+) -> list[Encoder | Skipped]:
     """Let the encoders in a module compute batches without their padding.
 
     Args:
         padding: one of `PADDINGS`.
         record: of their calls.
         widens: whether those in half precision may compute in float32.
+        captures: whether encoders whose padding stays get a record, too.
 
     Returns:
         What became of each of them.
     """
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
-    setups = {name: _setup_of(encoder, found, padding, widens) for name, encoder in encoders_in(root)}
+    setups = {name: _setup_of(encoder, found, padding, widens, captures) for name, encoder in encoders_in(root)}
     if layers := give_speech(root):  # after encoders of text, which may have sound inside
         effect = "relative attention of sound is faster, in memory linear in the length"
         reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
@@ -114,7 +117,7 @@ def take_padding_out(found: Found, padding: str, record: Record, widens: bool = 
         if isinstance(setup, Setup):
             allowed = tuple(side for side in setup.sides if side in sides)
             setup = replace(setup, sides=allowed, trains=setup.trains and trains, keeps_states=may_read, record=record)
-            if setup.sides or setup.own is not None or setup.in_float32:
+            if setup.sides or setup.own is not None or setup.in_float32 or captures:
                 reports.append(replace(_changed(place, kind, encoder, setup, reader), is_bare=encoder is root))
                 continue
             setup = f"padding stays: {reader}"
@@ -122,13 +125,13 @@ def take_padding_out(found: Found, padding: str, record: Record, widens: bool = 
     return reports
 
 
-def _setup_of(encoder: Any, found: Found, padding: str, widens: bool) -> Setup | str:
+def _setup_of(encoder: Any, found: Found, padding: str, widens: bool, captures: bool) -> Setup | str:
     """The setup that agrees with Transformers; if there is none, why."""
     known, foreign = kinds_in(encoder)
     own = None if foreign else own_parts(encoder)
     half = half_of(encoder) if widens else None
     in_float32 = half is not None and half_library(half).is_used
-    if reason := refusal(encoder, own, padding == "stock" and not in_float32):
+    if reason := refusal(encoder, own, padding == "stock" and not (in_float32 or captures)):
         return reason
     pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
     sides = () if padding == "stock" else SIDES
@@ -169,7 +172,7 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
     level, difference = (setup.levels[0].name, setup.difference) if setup.sides else ("", 0.0)
-    return Encoder(place, kind, layers, level, difference, "; ".join(effects))
+    return Encoder(place, kind, layers, level, difference, "; ".join(effects) or "padding stays")
 
 
 def restore_attention(model: nn.Module) -> None:

@@ -33,6 +33,7 @@ PRECISIONS = ("float32", "bfloat16", "int8", "auto")
 VERIFY = "HF_RELPOS_VERIFY"  # environment variable: the default of `verify`
 BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
 ONEDNN = "by oneDNN"
+COPIES = "after writes through .data to single elements of a weight call refresh(); others are seen"
 ZEROS = "hidden states at padding are zeros: read them by the mask, or pass padding='stock'"
 
 
@@ -123,6 +124,7 @@ class Optimized:
         if self.linear and self.products.startswith(ONEDNN):
             faster.append(f"{self.linear} layers {ONEDNN}")
         words = [f"padding taken out (level {levels})"] if levels else []
+        words += ["short requests run a graph"] if "run a captured graph" in self.captured else []
         words += [IN_FLOAT32] if IN_FLOAT32 in effects else []
         words += [re.split(r", and| \([A-Z]", each)[0] for each in reasons[:1]]
         words += [re.split("[:(]", self.rounded)[0].replace(" linear", "").strip()] if self.rounded else []
@@ -186,7 +188,7 @@ def optimize(
             left to Transformers, with a warning. "always", "every 1000": further ones, too. "load": none. None for the
             environment variable HF_RELPOS_VERIFY, or "first call".
         capture: whether inference of few tokens without padding runs a graph of the encoder that `torch.export`
-            records, where its outputs agree and it is faster. That takes a second or more, and packed weights.
+            records, where its outputs agree and it is faster. That takes some seconds, and memory for packed weights.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
@@ -223,7 +225,7 @@ def optimize(
         reports = [
             report
             for each in found
-            for report in take_padding_out(each, padding if unpad else "stock", record, precision is not None)
+            for report in take_padding_out(each, padding if unpad else "stock", record, precision is not None, capture)
         ]
         encoders = tuple(each for each in reports if isinstance(each, Encoder))
         skipped = tuple(each for each in reports if isinstance(each, Skipped))
@@ -281,7 +283,7 @@ def _change_products(
         handle.products += f"; calls of up to {packed_rows()} tokens read packed copies of weights, {memory:.3g} MB"
     handle.rounded = "; ".join(filter(None, (handle.rounded, widened)))
     if handle.rounded or packed_rows():
-        handle.copies = "after writes through .data to single elements of a weight call refresh(); others are seen"
+        handle.copies = COPIES
 
 
 def _capture(roots: list[nn.Module], handle: Optimized) -> None:
@@ -295,6 +297,7 @@ def _capture(roots: list[nn.Module], handle: Optimized) -> None:
             vars(encoder).update({CAPTURE: found, SETUP: replace(setup, captured=Captured())})
         notes.append(str(found))
     handle.captured = "; ".join(dict.fromkeys(notes)) or "not captured: no encoder is changed"
+    handle.copies = COPIES
 
 
 def _widen_products(modules: list[nn.Module]) -> str:
