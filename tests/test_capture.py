@@ -66,6 +66,10 @@ def test_captured_calls_read_token_types():
     inputs = {**rows(2, 9), "token_type_ids": torch.arange(18).view(2, 9) % 2}
     assert agree(model, stock, **inputs) and level_of(handle, **inputs) == "captured"
     assert difference(model(**inputs)[0], model(**rows(2, 9))[0]) > 1e-3
+    model, stock, handle = captured("MPNet")  # which has none, and ignores them
+    inputs = {**rows(1, 9), "token_type_ids": torch.arange(9)[None] % 2}
+    assert agree(model, stock, **inputs) and level_of(handle, **inputs) != "captured"
+    assert agree(model, stock, **rows(1, 9)) and level_of(handle, **rows(1, 9)) == "captured"
 
 
 def test_other_calls_are_not_captured():

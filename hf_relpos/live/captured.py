@@ -78,6 +78,7 @@ class Capture:
         refusal: why it cannot be.
         difference: from the encoder's own outputs, as a share of the largest value.
         least, longest: lengths of rows.
+        count: of the inputs.
     """
 
     graph: FlatGraph | None = None
@@ -85,7 +86,7 @@ class Capture:
     seen: Snapshots | None = None
     refusal = ""
     difference = 0.0
-    least, longest = 2, MOST
+    least, longest, count = 2, MOST, len(INPUTS)
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -124,9 +125,8 @@ class Capture:
                     try:
                         self.refusal = self._record(encoder, setup, count)
                     except Exception as error:  # of whatever a model does, and of all that it cannot be exported with
-                        self.refusal = (
-                            f"it cannot be exported ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-                        )
+                        reason = " ".join(str(error).split())[:200]
+                        self.refusal = f"it cannot be exported ({type(error).__name__}: {reason})"
                     if not self.refusal:
                         break
 
@@ -138,10 +138,8 @@ class Capture:
             own = part._parameters
             own.update({name: nn.Parameter(each.detach(), False) for name, each in own.items() if each is not None})
         sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-        inputs, shapes = (
-            tuple(torch.zeros(2, 17, dtype=torch.long) for _ in range(count)),
-            {"tensors": (sizes,) * count},
-        )
+        inputs = tuple(torch.zeros(2, 17, dtype=torch.long) for _ in range(count))  # each a tensor of its own
+        shapes = {"tensors": (sizes,) * count}
         with full_rows():
             program = torch.export.export(Forward(stock), inputs, dynamic_shapes=shapes, strict=False)
         token = next(node for node in program.graph.nodes if node.name == program.graph_signature.user_inputs[0])
@@ -151,10 +149,8 @@ class Capture:
         bound, positions = self._bound(graph, encoder), getattr(stock.config, "max_position_embeddings", MOST)
         longest = int(min(lengths.upper, MOST, MOST if setup.limit is None else setup.limit - 1, positions))
         self.least, self.difference = int(lengths.lower), math.inf
-        for self.longest in (
-            longest,
-            longest - 1 - max(setup.pads, default=0),
-        ):  # RoBERTa counts from its padding id on
+        # RoBERTa counts positions from its padding id on
+        for self.longest in (longest, longest - 1 - max(setup.pads, default=0)):
             with suppress(IndexError):
                 self.difference = self._compared(graph, bound, stock, setup)
                 break
@@ -205,7 +201,7 @@ class Capture:
         if bound is not None and bound.known is not known:
             now, tensors = structure_of(encoder), tensors_of(encoder)
             is_same = all(now.get(key) is value for key, value in self.structure.items())
-            if not is_same or any(not key[1] and key not in self.structure for key in now):  # a part that is new
+            if not is_same or any(not key[1] and key not in self.structure for key in now):  # or a part is new
                 return "the encoder was changed since it was captured: call optimize again"
             if all(each is bound.tensors.get(name) for name, each in tensors.items()):
                 bound = self.bound = bound._replace(known=known)
@@ -240,17 +236,17 @@ def tensors_of(encoder: nn.Module) -> dict[str, torch.Tensor]:
     return dict(named)
 
 
-def structure_of(encoder: nn.Module) -> dict[tuple[int, str], Any]:
+def structure_of(encoder: nn.Module) -> dict[tuple[str, str], Any]:
     """What an encoder is made of but for tensors and hooks: modules, their classes, attributes and configurations.
 
-    By the holder's address and the attribute's name; "" for the class.
+    By the names of a part and of its attribute; "" for the part itself.
     """
-    found: dict[tuple[int, str], Any] = {}
-    for part in modules_in(encoder):
-        found |= {(id(part), name): each for name, each in vars(part).items() if name not in OWN}
-        found[id(part), ""] = type(part)
-    for config in configs_of(modules_in(encoder)):
-        found |= {(id(config), name): each for name, each in config.items()}
+    found: dict[tuple[str, str], Any] = {}
+    for place, part in encoder.named_modules(remove_duplicate=False):
+        found |= {(place, name): each for name, each in vars(part).items() if name not in OWN}
+        found |= {(place, ""): part, (place, "__class__"): type(part)}
+    for number, config in enumerate(configs_of(modules_in(encoder))):
+        found |= {(f"config {number}", name): each for name, each in config.items()}
     return found
 
 
@@ -265,7 +261,7 @@ class Captured(Level):
         capture, rows, length = vars(call.encoder).setdefault(CAPTURE, Capture()), *call.shape
         tokens = call.given.get("input_ids")
         others = {name for name, each in call.given.items() if each is not None}
-        others -= {*INPUTS, *SWITCHES, "attention_mask"}
+        others -= {*INPUTS[: capture.count], *SWITCHES, "attention_mask"}
         if call.encoder.training or torch.is_grad_enabled():
             return ["gradients are recorded, or it trains: call it in evaluation and under torch.no_grad()"]
         if others or tokens is None or tokens.dtype != torch.long or call.by_row:
