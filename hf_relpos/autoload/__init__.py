@@ -18,10 +18,10 @@ from ..deprecation import variable
 from ..host.cores import threads_of
 
 
-# Environment variables: "0" or a dtype, where "1" is float32; `unpad` and `join` of `optimize`; threads of PyTorch, a
-# number or "auto"; "1" for the whole report.
+# Environment variables: "0" or a dtype, where "1" is float32; `unpad`, `join` and `capture` of `optimize`; threads of
+# PyTorch, a number or "auto"; "1" for the whole report.
 OPTIMIZE, UNPAD, JOIN = "HF_RELPOS_OPTIMIZE", "HF_RELPOS_UNPAD", "HF_RELPOS_JOIN"
-THREADS, VERBOSE = "HF_RELPOS_THREADS", "HF_RELPOS_VERBOSE"
+CAPTURE, THREADS, VERBOSE = "HF_RELPOS_CAPTURE", "HF_RELPOS_THREADS", "HF_RELPOS_VERBOSE"
 WIDTH, SHORTEST = 119, 12  # of the line for a model; and of its name where that is too long
 SENTENCE_TRANSFORMERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 
@@ -45,10 +45,10 @@ def start() -> "Autoload | None":
     dtype = os.environ.get(OPTIMIZE, "0")
     if dtype not in ("", "0") and not (_started and _started.is_active):
         unpad = variable(UNPAD) or "auto"
-        verbose, join = (os.environ.get(name, "0") not in ("", "0") for name in (VERBOSE, JOIN))
+        is_set = [os.environ.get(name, "0") not in ("", "0") for name in (VERBOSE, JOIN, CAPTURE)]
         if threads := threads_of(os.environ.get(THREADS, "")):  # also where OMP_NUM_THREADS says otherwise
             when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
-        _started = Autoload("float32" if dtype == "1" else dtype, unpad, verbose, join)
+        _started = Autoload("float32" if dtype == "1" else dtype, unpad, *is_set)
     return _started
 
 
@@ -58,13 +58,20 @@ class Autoload:
     An error of `optimize` is such a line, too, and leaves the model as it is.
     """
 
-    def __init__(self, dtype: str = "float32", unpad: str = "auto", verbose: bool = False, join: bool = False) -> None:
+    def __init__(
+        self,
+        dtype: str = "float32",
+        unpad: str = "auto",
+        verbose: bool = False,
+        join: bool = False,
+        capture: bool = False,
+    ) -> None:
         """
         Args:
-            dtype, unpad, join: as of `optimize`.
+            dtype, unpad, join, capture: as of `optimize`.
             verbose: print the report of `optimize` below each line.
         """
-        self.dtype, self.unpad, self.verbose, self.join = dtype, unpad, verbose, join
+        self.dtype, self.unpad, self.verbose, self.join, self.capture = dtype, unpad, verbose, join, capture
         self.is_active = True
         self.replaced: list[tuple[Any, str, Any, Any]] = []
         self.reports: list[tuple[str, Any]] = []  # of `optimize`, with the name of a class
@@ -137,7 +144,7 @@ class Autoload:
         try:
             from ..live import optimize
 
-            report = optimize(model, self.dtype, self.unpad, join=self.join)
+            report = optimize(model, self.dtype, self.unpad, join=self.join, capture=self.capture)
             said, more = report.summary, str(report)
             self.reports.append((type(model).__name__, report))
         except Exception as error:  # the program is to go on

@@ -53,6 +53,9 @@ def run(
     join: Annotated[bool, typer.Option("--join", help="Compute calls of several threads together.")] = False,
     threads: Annotated[str, typer.Option(metavar="N|auto", help="Of PyTorch. auto: the container's CPU quota.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the whole report of each model.")] = False,
+    capture: Annotated[
+        bool, typer.Option("--capture", help="Record a graph of each encoder at load, for short requests.")
+    ] = False,
 ) -> None:
     """Run a Python program or server, and optimize each encoder that it loads; a line for each on stderr.
 
@@ -72,7 +75,8 @@ def run(
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))
         environment = {autoload.OPTIMIZE: dtype, autoload.UNPAD: unpad, "PYTHONPATH": path}
-        environment |= {name: "1" for name, on in ((autoload.VERBOSE, verbose), (autoload.JOIN, join)) if on}
+        switches = {autoload.VERBOSE: verbose, autoload.JOIN: join, autoload.CAPTURE: capture}
+        environment |= {name: "1" for name, is_on in switches.items() if is_on}
         if number := threads_of(threads):
             environment |= dict.fromkeys((autoload.THREADS, *THREADS), str(number))
         try:

@@ -49,12 +49,22 @@ def _is_dense_float32(tensor: torch.Tensor) -> bool:
     )
 
 
-def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def onednn_linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none", variant: str = ""
+) -> torch.Tensor:
     """`torch.nn.functional.linear` by oneDNN, of tensors for which `fits_onednn_linear` is true.
 
     They may be rounded to bfloat16, and the weight packed, after that.
     """
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], variant)
+    return out
+
+
+def onednn_linear_plus(
+    rows: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`onednn_linear` and the sum with others of its shape."""
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, others, weight, bias, "add")
     return out
 
 
@@ -165,6 +175,24 @@ def written_tensors(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]
     found = [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_arguments(operator)]
     lists = [value if isinstance(value, list | tuple) else (value,) for value in found]
     return [each for value in lists for each in value if isinstance(each, torch.Tensor)]
+
+
+def writes_to_first(operator: Any) -> bool:
+    """Whether a function is an operator that writes to its first argument."""
+    return hasattr(operator, "_schema") and any(at == 0 for at, _ in _written_arguments(operator))
+
+
+def binding_of(operator: Any) -> Any:
+    """PyTorch's own function for an operator, which Python calls in half the time; the operator if there is none."""
+    schema = getattr(operator, "_schema", None)
+    space, _, name = ("" if schema is None else schema.name).partition("::")
+    places = (torch, torch._C._nn) if space == "aten" else ()
+    return next((getattr(place, name) for place in places if hasattr(place, name)), operator)
+
+
+def unflatten(values: Any, spec: Any) -> Any:
+    """Values nested as those were that `torch.export` gave a spec."""
+    return _pytree.tree_unflatten(values, spec)
 
 
 def without_values(kind: type[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Any:

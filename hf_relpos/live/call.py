@@ -11,6 +11,7 @@ import torch
 from ..attention.unpadding import Batch
 from ..host.tracing import has_contents
 from .arguments import TOKENS, parameters_of, wants
+from .foreign import foreign_part, has_stock_attention
 from .record import Reason, Record
 
 
@@ -81,6 +82,7 @@ class Setup:
         in_float32: whether calls in half precision are computed in float32.
         fewest: padding tokens that are worth taking out.
         difference: from Transformers at tokens, as a share of the largest value.
+        captured: the level of calls of few tokens without padding; None for none.
         record: of its calls; None for those of a check, in which errors are raised.
     """
 
@@ -99,6 +101,7 @@ class Setup:
     in_float32: bool = False
     fewest: int = field(default_factory=lambda: FEWEST)
     difference: float = 0.0
+    captured: Level | None = None
     record: Record | None = None
 
     @property
@@ -113,7 +116,7 @@ class Setup:
 
     def without_record(self) -> "Setup":
         """Return it for copies to measure on."""
-        return replace(self, record=None)
+        return replace(self, record=None, captured=None)
 
     def __deepcopy__(self, memo: Any) -> "Setup":
         return self
@@ -210,6 +213,21 @@ class EncoderCall:
             return self.hidden
         found = ids[~self.real]
         return int((~torch.isin(found, torch.tensor(self.setup.pads, dtype=found.dtype))).sum())
+
+    @cached_property
+    def changed(self) -> str:
+        """Third-party code added to the encoder after `optimize`, with the remedy; "" for none."""
+        trusted = self.setup.trusted
+        if trusted is None:
+            return ""
+        if self.setup.own is not None and not has_stock_attention(self.encoder):
+            return "the attention function of Transformers was replaced after optimize"
+        part = foreign_part(self.encoder, trusted)
+        if part is None:
+            return ""
+        return (
+            f"{type(part).__name__} inside has hooks, or was replaced or changed after optimize: call optimize again"
+        )
 
     @cached_property
     def by_token(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from .by_length import ByLength
 from .call import EncoderCall, Level, Setup
 from .contract import DELEGATE, Contract, Native, WithPadding, take_over
 from .encoder import SETUP, optimized_forward, plan
-from .foreign import kinds_in, modules_in
+from .foreign import CONTENTS, Contents, kinds_in, modules_in
 from .guard import HALF, Guard, WriteError, is_half
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, TOLERANCE, TOLERANCE_OF_HALF, Probe, differences, outputs_of, without_dropout
@@ -308,5 +308,5 @@ def apply_to(encoder: Any, setup: Setup) -> None:
     if setup.own is not None:
         setup.own.give(encoder)
     encoder.__class__ = substitute_class(type(encoder), optimized_forward)
-    vars(encoder)[SETUP] = setup
+    vars(encoder).update({SETUP: setup, CONTENTS: Contents()})
     take_over()

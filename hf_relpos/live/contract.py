@@ -9,6 +9,8 @@ two-sided attention need no code here. All other calls, and those of other model
 
 import functools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from .record import note_attention
 DELEGATE = "sdpa"
 # Rows of so many windows are computed by window. See docs/results/benchmarks/cpu-encoder.md.
 MANY_WINDOWS = 8
+_has_full_rows: ContextVar[bool] = ContextVar("has_full_rows", default=False)
 
 
 def with_masks(batch: Batch, given: Mapping[str, Any]) -> Batch:
@@ -75,6 +78,16 @@ def window_of(mask_function: Any, about: int) -> int | None:
     return window if 0 < window <= about and all(map(torch.equal, seen, near)) else None
 
 
+@contextmanager
+def full_rows() -> Iterator[None]:
+    """While a graph is recorded, of rows without padding and without a cache."""
+    token = _has_full_rows.set(True)
+    try:
+        yield
+    finally:
+        _has_full_rows.reset(token)
+
+
 def closed_over(function: Any) -> Iterator[Any]:
     """Return everything in the closures of a composed function, recursively."""
     waiting, seen = [function], {id(function)}
@@ -94,7 +107,9 @@ def make_mask(*args: Any, **kwargs: Any) -> Any:
     Raises:
         MismatchError: for a pattern by a tensor of the batch, such as documents, which has other indices in a group.
     """
-    batch = take_batch()
+    batch, skips = take_batch(), ("allow_is_causal_skip", "allow_is_bidirectional_skip")
+    if _has_full_rows.get() and any(kwargs.get(name) for name in skips) and kwargs.get("local_size") is None:
+        return None  # as Transformers does where no graph is recorded
     if batch is None or kwargs["batch_size"] * kwargs["q_length"] != batch.tokens:  # that of a part with masks
         return _delegates[1](*args, **kwargs)
     if any(isinstance(each, torch.Tensor) and each.dim() for each in closed_over(kwargs.get("mask_function"))):

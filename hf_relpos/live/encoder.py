@@ -98,13 +98,16 @@ def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
     """
     if reason := next(iter(reasons(CALL, call)), None):
         return [], [reason]
+    captured = call.setup.captured
+    not_captured = [] if captured is None else _against(captured, call)
+    if captured is not None and not not_captured:
+        return [captured], []
     padding = next(iter(reasons(PADDING, call)), None)
     found, why = [], [] if padding is None else [padding]
     for level in call.setup.levels:
         if level.removes_padding and padding is not None:
             continue
-        against = level.unsupported(call)
-        why += [Reason(f"Not by level {level.name}.", f"not by level {level.name}: {each}") for each in against]
+        why += (against := _against(level, call))
         if not against:
             found.append(level)
     if call.setup.in_float32:
@@ -115,7 +118,13 @@ def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
         found = [each for each in found if each.removes_padding]
     if found and (changed := next(iter(reasons([CODE], call)), None)):
         return [], [changed]
-    return found, why
+    return found, why + not_captured
+
+
+def _against(level: Level, call: EncoderCall) -> list[Reason]:
+    """What a level itself says against a call."""
+    kind, place = f"Not by level {level.name}.", f"not by level {level.name}"
+    return [Reason(kind, f"{place}: {each}") for each in level.unsupported(call)]
 
 
 def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: bool = False) -> None:

@@ -6,7 +6,8 @@ of others expects neither, and it may come and go after `optimize`.
 
 import functools
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -44,6 +45,11 @@ NEIGHBOURS = ("GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d",
 # Attributes of an instance that stand for methods of its class; and those that may hold functions of others.
 REPLACED = frozenset(("forward", "_call_impl", "_compiled_call_impl"))
 FUNCTIONS = frozenset(("act", "activation", "activation_function", "intermediate_act_fn"))
+
+CAPTURE = "_hf_relpos_capture"  # the attribute that holds an encoder's `Capture`
+CONTENTS = "_hf_relpos_contents"  # the attribute that holds an encoder's `Contents`
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HELD = ("_modules", "_parameters", "_buffers", *HOOKS)  # dicts of a module whose values count
 
 # Classes that were looked at, with the forward that they had then and whether all of their code is of `PACKAGES`.
 _classes: dict[type, tuple[Any, bool]] = {}
@@ -143,6 +149,53 @@ def is_watched(part: nn.Module) -> bool:
     return any(getattr(hook, "__globals__", {}).get("__name__") not in UNAWARE for hook in hooks)
 
 
+def configs_of(parts: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """The fields of the configurations of modules."""
+    found = (vars(part).get("config") for part in parts)
+    return [*{id(each): vars(each) for each in found if hasattr(each, "__dict__")}.values()]
+
+
+class Contents:
+    """What an encoder and its parts held when nothing in them was foreign. Copies and pickles begin with none.
+
+    Attributes:
+        values: of all attributes, modules, parameters, buffers, hooks and configurations.
+    """
+
+    values: list[Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return Contents, ()
+
+    def without_record(self) -> "Contents":
+        """For copies to measure on."""
+        return Contents()
+
+    def take(self, root: nn.Module, trusted: frozenset[Any]) -> None:
+        """Note what a module holds now, in which all is trusted."""
+        parts, held = [*modules_in(root)], []
+        for own in map(vars, parts):
+            held += [own, *(own[name] for name in HELD)]
+        held += configs_of(parts)
+        kinds = {stock_class(type(each)) for each in parts}
+        forwards = [(kind, getattr(kind, "forward", None)) for kind in kinds]
+        values = [*itertools.chain.from_iterable(map(dict.values, held))]
+        self._state = trusted, parts, [*map(type, parts)], forwards, held, values
+        self.values = values
+
+    def hold(self, trusted: frozenset[Any]) -> bool:
+        """Whether a module is as it was, by the identity of each value."""
+        if self.values is None or self._state[0] is not trusted:
+            return False
+        _, parts, types, forwards, held, values = self._state
+        return (
+            sum(map(len, held)) == len(values)
+            and all(map(operator.is_, map(type, parts), types))
+            and all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, held)), values))
+            and all(getattr(kind, "forward", None) is forward for kind, forward in forwards)
+        )
+
+
 def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
     """Return the first part of a module with hooks or unknown code; None if there is none.
 
@@ -153,6 +206,9 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
     """
     if hooks_of_all_modules() or not trusted.issuperset(_attention_of_others(root)):
         return root
+    contents = vars(root).get(CONTENTS)
+    if contents is not None and contents.hold(trusted):
+        return None
     kinds: set[Any] = set()
     for part in modules_in(root):
         kind: Any = stock_class(type(part))
@@ -163,6 +219,8 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
             kinds.add(kind)
         if not trusted.issuperset(_replacements(part)) or (part is not root and is_watched(part)):
             return part
+    if contents is not None:
+        contents.take(root, trusted)
     return None
 
 

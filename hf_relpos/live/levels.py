@@ -14,7 +14,7 @@ from .contract import Native
 from .encoder import SETUP
 from .end_to_end import MAY_READ, losses_over_padding, sides_that_heads_allow
 from .find import Found, encoders_in, tokenizer_of
-from .foreign import is_watched, kinds_in, modules_in
+from .foreign import CAPTURE, CONTENTS, is_watched, kinds_in, modules_in
 from .half import TWIN, half_of
 from .joined import JOINED
 from .labels import keep_labelled_padding
@@ -73,20 +73,23 @@ class Skipped:
     reason: str
 
 
-def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = False) -> list[Encoder | Skipped]:
+def take_padding_out(
+    found: Found, unpad: str, record: Record, widens: bool = False, captures: bool = False
+) -> list[Encoder | Skipped]:
     """Make the encoders in a module skip padding.
 
     Args:
         unpad: one of `UNPAD`.
         record: of their calls.
         widens: whether those in half precision may compute in float32.
+        captures: whether encoders whose padding stays get a record, too.
 
     Returns:
         What became of each of them.
     """
     root, root_kind = found.module, stock_class(type(found.module)).__name__
     reports: list[Encoder | Skipped] = []
-    setups = {name: _setup_of(encoder, found, unpad, widens) for name, encoder in encoders_in(root)}
+    setups = {name: _setup_of(encoder, found, unpad, widens, captures) for name, encoder in encoders_in(root)}
     if layers := give_speech(root):  # after encoders of text, which may have sound inside
         effect = "relative attention of sound is faster, in memory linear in the length"
         reports.append(Encoder(found.path, root_kind, layers, "", 0.0, effect))
@@ -115,7 +118,7 @@ def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = Fa
         if isinstance(setup, Setup):
             allowed = tuple(side for side in setup.sides if side in sides)
             setup = replace(setup, sides=allowed, trains=setup.trains and trains, keeps_states=may_read, record=record)
-            if setup.sides or setup.own is not None or setup.in_float32:
+            if setup.sides or setup.own is not None or setup.in_float32 or captures:
                 reports.append(replace(_changed(place, kind, encoder, setup, reader), is_bare=encoder is root))
                 continue
             setup = f"padding is kept: {reader}"
@@ -123,13 +126,13 @@ def take_padding_out(found: Found, unpad: str, record: Record, widens: bool = Fa
     return reports
 
 
-def _setup_of(encoder: Any, found: Found, unpad: str, widens: bool) -> Setup | str:
+def _setup_of(encoder: Any, found: Found, unpad: str, widens: bool, captures: bool) -> Setup | str:
     """Return the setup that agrees with Transformers, or why there is none."""
     known, foreign = kinds_in(encoder)
     own = None if foreign else own_parts(encoder)
     half = half_of(encoder) if widens else None
     in_float32 = half is not None and half_library(half).is_used
-    if reason := refusal(encoder, own, unpad == "never" and not in_float32):
+    if reason := refusal(encoder, own, unpad == "never" and not (in_float32 or captures)):
         return reason
     pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
     sides = () if unpad == "never" else SIDES
@@ -169,7 +172,7 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
         effects.append(reader if setup.sides else f"padding is kept: {reader}")
     if watched := next((part for part in modules_in(encoder) if part is not encoder and is_watched(part)), None):
         effects.append(f"not while {type(watched).__name__} has hooks")
-    return Encoder(place, kind, layers, level, difference, "; ".join(effects))
+    return Encoder(place, kind, layers, level, difference, "; ".join(effects) or "padding is kept")
 
 
 def undo_optimize(model: nn.Module) -> None:
@@ -185,9 +188,8 @@ def undo_optimize(model: nn.Module) -> None:
 def restore(module: Any) -> None:
     """Restore the class and the attention that a module had before `optimize`."""
     own = vars(module)
-    own.pop(SETUP, None)
-    own.pop(TWIN, None)
-    own.pop(JOINED, None)
+    for name in (SETUP, TWIN, JOINED, CONTENTS, CAPTURE):
+        own.pop(name, None)
     kind = stock_class(type(module))
     if isinstance(module, CachingLinear):
         forget(module)

@@ -16,10 +16,12 @@ from ..products.cpu_gemm import HALF, FastLinear, Library, half_library, limit_c
 from ..products.low_precision import KINDS, HalfLinear, int8_rates
 from ..products.weight_cache import CachingLinear, forget
 from ..schemes.projection_cache import forget_projections
+from .captured import Capture, Captured
 from .comparison import Agreement, Comparison, Sample
 from .encoder import SETUP
 from .end_to_end import MAY_READ
 from .find import layers_in, modules_of
+from .foreign import CAPTURE
 from .half import TWIN, tables_of
 from .joined import JOINED, Joined, may_join
 from .levels import IN_FLOAT32, UNPAD, Encoder, Skipped, restore, take_padding_out, undo_optimize
@@ -34,6 +36,7 @@ VERIFY = "HF_RELPOS_VERIFY"  # environment variable: the default of `verify`
 BYTES = {"bfloat16": 2, "int8": 1}  # of an element of a rounded weight
 ONEDNN = "by oneDNN"
 JOINS = "calls of several threads are computed together"
+COPIES = "after writes through .data to single elements of a weight call refresh(); others are seen"
 ZEROS = "hidden states at padding are zeros: read them by the mask, or pass unpad=False"
 
 
@@ -49,6 +52,7 @@ class Optimized:
         rounded: what computes in another precision than it has, as a sentence.
         agreement: of the outputs with those before, for "int8", "auto" and a sample.
         choices: time and agreement of each precision, for "auto".
+        captured: which calls run a captured graph, or why none do, for `capture=True`.
         copies: which writes to weights their copies do not follow, if there are copies.
         joined: whether calls of several threads are computed together, in words; "" without `join`.
     """
@@ -60,6 +64,7 @@ class Optimized:
     rounded: str = ""
     agreement: Agreement | None = None
     choices: str = ""
+    captured: str = ""
     copies: str = ""
     joined: str = ""
     _modules: list[nn.Module] | None = field(default_factory=list, repr=False)
@@ -85,6 +90,8 @@ class Optimized:
         for module in self._modules or ():
             forget(module)
             vars(module).pop(TWIN, None)
+            if CAPTURE in vars(module):
+                vars(module)[CAPTURE].bound = None
             forget_projections(module)
 
     def counts(self) -> Counts:
@@ -134,6 +141,7 @@ class Optimized:
         if self.linear and self.products.startswith(ONEDNN):
             faster.append(f"{self.linear} layers {ONEDNN}")
         words = [f"padding removed (level {levels})"] if levels else []
+        words += ["short requests run a graph"] if "run a captured graph" in self.captured else []
         words += [IN_FLOAT32] if IN_FLOAT32 in effects else []
         words += [re.split(r", and| \([A-Z]", each)[0] for each in reasons[:1]]
         words += [re.split("[:(]", self.rounded)[0].replace(" linear", "").strip()] if self.rounded else []
@@ -148,7 +156,8 @@ class Optimized:
         lines += [str(each) for each in self.encoders]
         if self.linear or (self.linear is not None and "earlier" in self.products):
             lines.append(f"{self.linear} linear layer{'s' * (self.linear != 1)} in float32: {self.products}")
-        lines += map(str, filter(None, (self.choices, self.rounded, self.copies, self.joined, self.agreement)))
+        notes = (self.choices, self.rounded, self.captured, self.copies, self.joined, self.agreement)
+        lines += map(str, filter(None, notes))
         lines += [f"skipped {each.name or 'the model'} ({each.kind}): {each.reason}" for each in self.skipped]
         return "\n".join(lines) or "nothing is changed"
 
@@ -161,6 +170,7 @@ def optimize(
     sample: Sample = None,
     verify: str | None = None,
     join: bool = False,
+    capture: bool = False,
 ) -> Optimized:
     """Speed up a loaded model on the CPU, in place, without another format or runtime.
 
@@ -198,6 +208,8 @@ def optimize(
             environment variable HF_RELPOS_VERIFY, or "first call".
         join: whether inference that several threads call at the same time is computed together: calls of an encoder
             that come while it computes are one batch, next. See docs/serve.md.
+        capture: whether inference of few tokens without padding runs a graph of the encoder that `torch.export`
+            records, where its outputs agree and it is faster. That takes some seconds, and memory for packed weights.
 
     Returns:
         The report of what was changed, what was left and why, and what was measured; also the handle to undo it.
@@ -233,11 +245,14 @@ def optimize(
     comparison = Comparison(model, roots[0], sample) if wanted else None
     before = [(module, type(module)) for root in roots for module in root.modules()]
     try:
-        reports = [report for each in found for report in take_padding_out(each, way, record, precision is not None)]
+        widens = precision is not None
+        reports = [report for each in found for report in take_padding_out(each, way, record, widens, capture)]
         encoders = tuple(each for each in reports if isinstance(each, Encoder))
         skipped = tuple(each for each in reports if isinstance(each, Skipped))
         handle = Optimized(encoders, skipped, None, "", _record=record, _root=model)
         _change_products(roots, precision, library, comparison, handle)
+        if capture:
+            _capture(roots, handle)
         handle._modules = [module for module, kind in before if type(module) is not kind]
         for module in handle._modules if join else ():
             if may_join(vars(module).get(SETUP)):
@@ -293,7 +308,21 @@ def _change_products(
         handle.products += f"; calls of up to {packed_rows()} tokens read packed copies of weights, {memory:.3g} MB"
     handle.rounded = "; ".join(filter(None, (handle.rounded, widened)))
     if handle.rounded or packed_rows():
-        handle.copies = "after writes through .data to single elements of a weight call refresh(); others are seen"
+        handle.copies = COPIES
+
+
+def _capture(roots: list[nn.Module], handle: Optimized) -> None:
+    """Record graphs of the encoders, and note them in the handle."""
+    encoders = [each for root in roots for each in root.modules() if SETUP in vars(each)]
+    notes = []
+    for encoder in encoders:
+        found, setup = Capture(), vars(encoder)[SETUP]
+        found.record(encoder, setup)
+        if found.graph is not None:
+            vars(encoder).update({CAPTURE: found, SETUP: replace(setup, captured=Captured())})
+        notes.append(str(found))
+    handle.captured = "; ".join(dict.fromkeys(notes)) or "not captured: no encoder is changed"
+    handle.copies = COPIES
 
 
 def _widen_products(modules: list[nn.Module]) -> str:

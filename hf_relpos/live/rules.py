@@ -13,7 +13,6 @@ import torch
 from ..host.transformers import collects_outputs
 from .arguments import FAMILIAR, OTHERS
 from .call import EncoderCall
-from .foreign import foreign_part, has_stock_attention
 from .labels import keeps_padding
 from .record import Reason
 
@@ -69,19 +68,6 @@ def _chunks(call: EncoderCall) -> str:
     return "chunk_size_feed_forward is set: set it to 0" if call.wants("chunk_size_feed_forward") else ""
 
 
-def _changed(call: EncoderCall) -> str:
-    """Third-party code that was put into the encoder after `optimize`."""
-    trusted = call.setup.trusted
-    if trusted is None:
-        return ""
-    if call.setup.own is not None and not has_stock_attention(call.encoder):
-        return "the attention function of Transformers was replaced after optimize"
-    part = foreign_part(call.encoder, trusted)
-    if part is None:
-        return ""
-    return f"{type(part).__name__} inside has hooks, or was replaced or changed after optimize: call optimize again"
-
-
 # For these a call falls back to Transformers.
 CALL = (
     Rule("It has neither `input_ids` nor `inputs_embeds`, or both, or meta tensors.", _tokens),
@@ -91,7 +77,10 @@ CALL = (
     Rule("`chunk_size_feed_forward` is set.", _chunks),
 )
 # The same, asked last, since it looks at each module.
-CODE = Rule("A hook, module, forward or attention function was added to the encoder after `optimize`.", _changed)
+CODE = Rule(
+    "A hook, module, forward or attention function was added to the encoder after `optimize`.",
+    lambda call: call.changed,
+)
 
 
 def _few(call: EncoderCall) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .foreign import is_watched, modules_in
+from .foreign import HOOKS, is_watched, modules_in
 
 
 # Fields of a configuration that ask for keys and values, or XLNet's memory.
 MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Kinds of values that a forward may write to; parameters are not copied.
 WRITABLE = (torch.Tensor, dict, list, set, deque)
 

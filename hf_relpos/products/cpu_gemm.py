@@ -185,6 +185,11 @@ def bmm_library() -> Library:
     return replace(found, allowed=_setting() in ("unpacked", "1"))
 
 
+def may_pack() -> bool:
+    """Whether weights can be packed, and `HF_RELPOS_FAST_PRODUCTS` allows it."""
+    return has_packed_weights() and _setting() not in ("0", "unpacked")
+
+
 def _each(run: Callable[..., torch.Tensor], rows: torch.Tensor, weights: list[torch.Tensor]) -> None:
     for weight in weights:
         run(rows, weight, None)
@@ -199,7 +204,7 @@ def packed_rows(dtype: torch.dtype = torch.float32) -> int:
     Args:
         dtype: float32 or bfloat16.
     """
-    if not has_packed_weights() or _setting() in ("0", "unpacked"):
+    if not may_pack():
         return 0
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(768, 768, generator=generator).to(dtype) for _ in range(16)]

@@ -102,7 +102,8 @@ FEW = {"32 tokens in 512 slots": ([32], 512), "8 and 5 tokens": ([8, 5], 8)}
 CASES = [*FULL, PADDED, SORTED, *FEW, *LONG]
 STOCK, COMPILED, ATTENTION = "stock PyTorch", "torch.compile", "accelerate_attention"
 OURS, BFLOAT16, INT8 = "optimize", "optimize, bfloat16", "optimize, int8"
-EXACT = (ATTENTION, OURS)
+CAPTURED = "optimize, captured"
+EXACT = (ATTENTION, OURS, CAPTURED)
 ALONE = (STOCK, OURS, BFLOAT16, INT8)  # also in processes of their own
 PASSES = ("forward", "training")
 LARGEST_ERROR = 1e-5
@@ -239,7 +240,8 @@ def changed(stock: torch.nn.Module, variant: str) -> torch.nn.Module:
     if variant == ATTENTION:
         hf_relpos.optimize(model, dtype=None, unpad=False)
     else:
-        hf_relpos.optimize(model, dtype={BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32"))
+        dtype = {BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32")
+        hf_relpos.optimize(model, dtype=dtype, capture=variant == CAPTURED)
     return model
 
 
@@ -250,7 +252,7 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         absent: filled with the peers that do not run, and why.
     """
     stock = model_of(family).eval()
-    ours = [ATTENTION, OURS, BFLOAT16, INT8] if family in RELATIVE_FAMILIES else [OURS, BFLOAT16, INT8]
+    ours = [*([ATTENTION] if family in RELATIVE_FAMILIES else []), OURS, CAPTURED, BFLOAT16, INT8]
     models = {STOCK: stock, **{each: changed(stock, each) for each in ours}}
     if with_peers:
         models[COMPILED] = compiled(copy.deepcopy(stock))
@@ -265,7 +267,7 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         for case in cases:
             yield timed(family, case, "forward", rounds, runs, models)
     runs.clear()
-    for name in (BFLOAT16, INT8):  # for inference
+    for name in (CAPTURED, BFLOAT16, INT8):  # for inference
         models.pop(name)
     for model in models.values():
         model.train()
@@ -410,7 +412,7 @@ def memory(family: str, variant: str, case: str) -> float:
 
 GRAPHS = ("ONNX Runtime", "ONNX Runtime, int8", "OpenVINO", "OpenVINO, default precision", "OpenVINO, int8")
 OTHER_PEERS = ("CTranslate2", "CTranslate2, int8", "disentangled-flash")
-ORDER = (STOCK, COMPILED, *GRAPHS, *OTHER_PEERS, ATTENTION, OURS, BFLOAT16, INT8)
+ORDER = (STOCK, COMPILED, *GRAPHS, *OTHER_PEERS, ATTENTION, OURS, CAPTURED, BFLOAT16, INT8)
 
 
 INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them faster
