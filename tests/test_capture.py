@@ -193,4 +193,4 @@ def test_optimize_says_why_it_does_not_capture():
     model = build("BERT", torch.float64)
     assert "not captured: it does not compute in float32" in str(hf_relpos.optimize(model, capture=True))
     model = build("remote code", torch.float32)
-    assert "not captured: it has code of others inside" in str(hf_relpos.optimize(model, capture=True))
+    assert "not captured: it has third-party code inside" in str(hf_relpos.optimize(model, capture=True))

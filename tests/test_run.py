@@ -399,7 +399,7 @@ def test_optimize_command_refuses_models_without_text(tmp_path):
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     (tmp_path / "a.txt").write_text("a text")
     result = run_command("benchmark", tmp_path, "--texts", tmp_path / "a.txt")
-    assert result.exit_code == 2 and "ViTModel takes no tokens; give an encoder of text" in result.stderr
+    assert result.exit_code == 2 and "ViTModel takes no tokens of text" in result.stderr
 
 
 def test_optimize_command_refuses(folder, tmp_path):
