@@ -135,10 +135,10 @@ def test_rows_keep_their_own_inputs_with_padding_on_the_left(name):
     given = {"position_ids": torch.arange(40).square()[None], **extra_inputs(name, 3, 40)}
     given |= {"input_ids": torch.randint(1, 50, real.shape) * real, "token_type_ids": torch.randint(0, 2, real.shape)}
     plain = model(attention_mask=real.long(), **given).last_hidden_state
-    with optimize(model, precision=None, verify="load") as handle:
+    with optimize(model, dtype=None, verify="load") as handle:
         found = model(attention_mask=real.long(), **given).last_hidden_state
         assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
-        assert bool(found[~real].any()) != ("padding is taken out" in str(handle))
+        assert bool(found[~real].any()) != ("padding is removed" in str(handle))
 
 
 @pytest.mark.parametrize("name", ON_TOKENS)

@@ -68,9 +68,7 @@ def run(
 
     hf-relpos run --dtype int8 -- python encode.py
 
-    hf-relpos run --join --threads auto -- fastapi run app.py
-
-    hf-relpos run -- gunicorn -k uvicorn.workers.UvicornWorker app:app
+    hf-relpos run --join -- gunicorn -k uvicorn.workers.UvicornWorker app:app
     """
     with plain_errors():
         path = os.pathsep.join(filter(None, (os.path.dirname(autoload.__file__), os.environ.get("PYTHONPATH"))))

@@ -147,7 +147,7 @@ def linear_library() -> Library:
     exact = rows[:16].double() @ weight.double().t() + bias.double()
     fast = (lambda: onednn_linear(rows, weight, bias)) if has_onednn_linear() else None
     found = _compare(lambda: nn.functional.linear(rows, weight, bias), fast, exact, 2 * 128 * 768 * 1536)
-    return replace(found, allowed=_setting() != "0")
+    return replace(found, allowed=_setting() != "off")
 
 
 @functools.cache
@@ -182,12 +182,12 @@ def bmm_library() -> Library:
 
     work = 2 * 6 * 128 * 128 * 64
     found = _compare(lambda: torch.bmm(left, right.transpose(1, 2)), fast if onednn_matmul() else None, exact, work)
-    return replace(found, allowed=_setting() in ("unpacked", "1"))
+    return replace(found, allowed=_setting() in ("no-prepack", "on"))
 
 
 def may_pack() -> bool:
-    """Whether weights can be packed, and `HF_RELPOS_FAST_PRODUCTS` allows it."""
-    return has_packed_weights() and _setting() not in ("0", "unpacked")
+    """Whether weights can be packed, and `HF_RELPOS_ONEDNN` allows it."""
+    return has_packed_weights() and _setting() not in ("off", "no-prepack")
 
 
 def _each(run: Callable[..., torch.Tensor], rows: torch.Tensor, weights: list[torch.Tensor]) -> None:

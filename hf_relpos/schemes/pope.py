@@ -27,7 +27,7 @@ class PoPE(Scheme, name="pope"):
     RoPE.
     """
 
-    summary = "Queries and keys have content as their lengths and position as their angles"
+    summary = "Content is the length of queries and keys, position their angle"
     source = "Gopalakrishnan et al. 2025, arXiv 2509.10534, eq. 6"
     out_of_range = ("extrapolate",)
     zero_init_is_identity = False

@@ -31,7 +31,7 @@ MAY_NAME_SCHEMES = {
 }
 NOT_SCHEMES = {  # names of other things
     "cli/information.py": {"tables"},  # a field of what `inspect` finds
-    "conversion/inspect_checkpoint.py": {"tables"},  # the same
+    "conversion/inspect_checkpoint.py": {"tables", "rope", "alibi"},  # a field of what it finds, and of configurations
     "conversion/plan.py": {"absolute"},  # positions, beside relative ones
     "live/check.py": {"rope"},  # in names of classes
     "live/own.py": {"deberta", "relative_key", "t5", "xlnet"},  # files of Transformers, a field of speech encoders
