@@ -9,8 +9,9 @@ from oracles import stir, tiny_sizes
 from selection import thinned, with_full
 from transformers import AutoModel
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
 from hf_relpos.conversion import convert
+from hf_relpos.schemes import SCHEMES
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"abcdefghijklmnopqrstuvwxyz"]

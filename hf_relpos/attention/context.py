@@ -9,17 +9,16 @@ import torch
 
 
 def moved(value: Any, device: torch.device | str | int) -> Any:
-    """Move a tensor, a tuple, or the fields of a dataclass to a device; return anything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
+    """A tuple or a dataclass with what is in it, tensors and all that has a method `to`, on a device."""
+
+    def part(each: Any) -> Any:
+        return each.to(device) if hasattr(each, "to") else moved(each, device)
+
     if isinstance(value, tuple):
-        each_moved = (moved(each, device) for each in value)
-        return type(value)(*each_moved) if hasattr(value, "_fields") else tuple(each_moved)
+        return type(value)(*map(part, value)) if hasattr(value, "_fields") else tuple(map(part, value))
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    return replace(
-        value, **{each.name: moved(getattr(value, each.name), device) for each in dataclasses.fields(value)}
-    )
+    return replace(value, **{each.name: part(getattr(value, each.name)) for each in dataclasses.fields(value)})
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
@@ -117,11 +116,6 @@ class AttentionContext:
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]
-
-    def to(self, device: torch.device | str | int) -> "AttentionContext":
-        """Return a copy on another device. accelerate asks for it if a layer is not on the device of the input."""
-        on_device: AttentionContext = replace(moved(self, device), device=torch.device(device))
-        return on_device
 
     @property
     def low(self) -> int:

@@ -7,9 +7,10 @@ i is a query, j a key, and r = j − i their offset: a key to the left has r < 0
 and c' are tables of scalars, and u is one d-vector per head. Each table has its own map from r to a row, so that one
 may be clipped while another is bucketed. A table may also be indexed by another relation of the pair than its offset.
 c stands inside the scale and c' outside; c' may also be a dense bias, with an entry for each pair. q and k may be
-rotated first (RoPE). There is no term that depends on i alone, since the softmax would cancel it. g is a gain on the
-content score, 1 unless a scheme has one. The multiplicative methods of Huang et al. need it; it may also be a vector,
-with one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset (`allow`).
+rotated first (RoPE), also into wider vectors (PoPE). There is no term that depends on i alone, since the softmax would
+cancel it. g is a gain on the content score, 1 unless a scheme has one. The multiplicative methods of Huang et al. need
+it; it may also be a vector, with one factor for each feature of q_i·k_j. A scheme may also hide keys by their offset
+(`allow`).
 
 Letters, everywhere: B batch, H heads, L queries, K keys, D model size, d = D / H head size, R rows of a table.
 
@@ -131,7 +132,9 @@ class Terms:
         feature_gain: factors of each feature of the content score, Σ_c q_ic k_jc g_{r,c}, rows (H or 1, R, d).
         allow: which offsets a query may attend to, boolean rows (H or 1, R). All tables must allow a key. A query that
             may attend to no key gets zeros.
-        rotate: maps ((B, H, N, d) vectors, (N,) or (B, N) positions) to rotated vectors; applied to q and k.
+        rotate: maps ((B, H, N, d) vectors, (N,) or (B, N) positions) to rotated vectors, which may be wider if `scale`
+            is set; applied to q and k.
+        rotate_key: applied to k in place of `rotate`; None for the same.
     """
 
     scale: float | None = None
@@ -146,11 +149,12 @@ class Terms:
     feature_gain: Table | None = None
     allow: tuple[Table, ...] = ()
     rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    rotate_key: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     @property
     def only_content(self) -> bool:
         """Whether the content product is the only term, with at most a scale and a rotation."""
-        return self == Terms(scale=self.scale, rotate=self.rotate)
+        return self == Terms(scale=self.scale, rotate=self.rotate, rotate_key=self.rotate_key)
 
     @property
     def by_offset(self) -> bool:
@@ -184,11 +188,12 @@ def content_vectors(
         key: (B, H, K, d).
 
     Returns:
-        q̂ + u for the content product, (B, H, L, d); q̂ for the A term, (B, H, L, d); k̂, (B, H, K, d).
+        q̂ + u for the content product, (B, H, L, d); q̂ for the A term, (B, H, L, d); k̂, (B, H, K, d). They are wider
+        than d if the rotation makes them so.
     """
     if terms.rotate is not None:
         query = terms.rotate(query, context.query_positions(query.device))
-        key = terms.rotate(key, context.key_positions(key.device))
+        key = (terms.rotate_key or terms.rotate)(key, context.key_positions(key.device))
     content = query if terms.content_bias is None else query + terms.content_bias[:, None].to(query.dtype)
     return content, query, key
 

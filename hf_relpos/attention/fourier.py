@@ -180,7 +180,8 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] |
     size, value_tables = call.value.shape[-1], fourier["V"]
     of_queries, of_keys = _phases_of(call, frequencies.pop())
     query, key, value = _augmented_vectors(call, fourier, of_queries, of_keys)
-    rest = replace(terms, **others, content_bias=None, rotate=None, scale=content_scale(call.query, terms))
+    others |= {"content_bias": None, "rotate": None, "rotate_key": None}
+    rest = replace(terms, **others, scale=content_scale(call.query, terms))
     value_size = size + (of_keys.features.shape[-1] if value_tables else 0)
     augmented = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
 

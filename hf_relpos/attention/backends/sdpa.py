@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
 
 from ...host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..call import AttentionCall
@@ -87,18 +88,25 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
 
 
 def _run_with_transformers(call: AttentionCall) -> torch.Tensor:
-    """Compute the output (B, L, H, d) of a call from `with_bias`, by Transformers' attention function."""
+    """Compute the output (B, L, H, d) of a call from `with_bias`, by Transformers' attention function.
+
+    Fused kernels need values as wide as queries, or keep all scores.
+    """
+    value, size = call.value, call.value.shape[-1]
+    if call.query.shape[-1] > size:
+        value = pad(value, (0, call.query.shape[-1] - size))
     out, _ = ALL_ATTENTION_FUNCTIONS[Sdpa.name](
         call.layer,
         call.query,
         call.key,
-        call.value,
+        value,
         call.mask,
         dropout=call.dropout,
         scaling=call.terms.scale,
         is_causal=call.is_causal,
         **call.options,
     )
+    out = out if value is call.value else out[..., :size]
     if torch.compiler.is_exporting():
         # SDPA is decomposed later, and may then have another memory layout than when the graph was made. `contiguous`
         # was no operation for that layout; a copy is always one.
