@@ -109,19 +109,13 @@ class AttentionContext:
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, which is called once for all layers.
 
-        It must follow from this context and the key alone, and have no gradient: a layer may be computed again in the
-        backward pass (activation checkpointing).
+        It must follow from this context and the key, and have no gradient, since layers may be computed once more.
         """
         if self.kept is None:
             return make()
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]
-
-    @property
-    def is_consecutive(self) -> bool:
-        """Whether query and key i are tokens `start + i` and i, with no more known than the lengths."""
-        return self.positions is None and self.keys is None and isinstance(self.start, int)
 
     @property
     def low(self) -> int:
@@ -142,24 +136,17 @@ class AttentionContext:
         """Return the positions of the queries, (L,), or (B, L) with explicit positions."""
         if self.kept is not None and self.query_length == self.key_length and self.keys is None:
             return self.key_positions(device)  # the same tensor, so that what is made of it is made once
-
-        def make() -> torch.Tensor:
-            indices = torch.arange(self.query_length, device=device) + self.start
-            return indices if self.positions is None else self.positions.of_keys[:, indices]
-
-        made: torch.Tensor = self.once(("positions of queries", device), make)
-        return made
+        indices: torch.Tensor = self.once(
+            ("queries", device), lambda: torch.arange(self.query_length, device=device) + self.start
+        )
+        return indices if self.positions is None else self.positions.of_keys[:, indices]
 
     def key_positions(self, device: torch.device | None) -> torch.Tensor:
         """Return the positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
             return self.positions.of_keys if self.keys is None else self.positions.of_keys[:, self.keys]
-        if self.keys is not None:
-            return self.keys
-        made: torch.Tensor = self.once(
-            ("positions of keys", device), lambda: torch.arange(self.key_length, device=device)
-        )
-        return made
+        made: torch.Tensor = self.once(("keys", device), lambda: torch.arange(self.key_length, device=device))
+        return made if self.keys is None else self.keys
 
     def matrix(self, device: torch.device | None) -> torch.Tensor:
         """Return r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""

@@ -21,12 +21,11 @@ only term that takes L·K·d multiplications.
 
 import functools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..host.tracing import is_traced, is_transformed
@@ -34,28 +33,13 @@ from .context import AttentionContext
 from .masks import finite, is_visible
 
 
-class RowMap:
-    """A map from offsets to rows, for `Table.row_of`, that equals others with the same fields.
-
-    Layers then share what is made of it, and nobody has to read which offsets share a row.
-    """
-
-    def __call__(self, relation: torch.Tensor) -> torch.Tensor:
-        """The row of each offset, with the shape of `relation`."""
-        raise NotImplementedError
-
-    def ends(self, low: int, high: int) -> tuple[int, int]:
-        """How many offsets from `low` on share its row, and how many up to `high` share that one's: 1 for none."""
-        return 1, 1
-
-
 @dataclass(frozen=True)
-class Clipped(RowMap):
-    """Offsets from `low` to `high` have the rows 0, 1, …; those beyond have the nearest of these.
+class Clipped:
+    """A map for `Table.row_of`, equal for layers that share it: offsets from `low` to `high` have rows 0, 1, ….
 
     Attributes:
         low: the first.
-        high: the last; None if there are no offsets beyond.
+        high: the last; None if there are no offsets beyond, which have the nearest of these rows.
         zero: whether those beyond have one more row instead.
         descending: whether the rows are those of `high`, `high` − 1, ….
     """
@@ -72,6 +56,7 @@ class Clipped(RowMap):
         return torch.where((row < 0) | (row > last), last + 1, row) if self.zero else row.clamp(0, last)
 
     def ends(self, low: int, high: int) -> tuple[int, int]:
+        """How many offsets from `low` on share its row, and how many up to `high` share that one's: 1 for none."""
         if self.high is None:
             return 1, 1
         left, right = min(self.low - self.zero, high) - low, high - max(self.high + self.zero, low)
@@ -100,17 +85,16 @@ class Table:
 
     def index(self, context: AttentionContext) -> torch.Tensor:
         """Return the row of every pair, (1, 1, L, K) or (B, 1, L, K)."""
-        if self.relation is not None:
-            index = self.row_of(self.relation)
-        elif isinstance(self.row_of, RowMap):
+        if self.relation is None and isinstance(self.row_of, Clipped):
             index = context.once((self.row_of, self.device), lambda: self.row_of(context.matrix(self.device)))
         else:
-            index = self.row_of(context.matrix(self.device))
+            index = self.row_of(context.matrix(self.device) if self.relation is None else self.relation)
         return index[None, None] if index.dim() == 2 else index[:, None]
 
     def scalars(self, context: AttentionContext) -> torch.Tensor:
         """Return the entry of every pair, for a table of scalars, (1 or B, H or 1, L, K)."""
-        if self.row_of == Clipped(context.low) and context.is_consecutive and not is_traced():
+        indexed = context.positions is None and context.keys is None and isinstance(context.start, int)
+        if not is_traced() and indexed and self.row_of == Clipped(context.low):
             return self.rows.unfold(1, context.key_length, 1).flip(1)[None]  # as below, with a cheaper backward
         index = self.index(context)[:, 0]  # (1 or B, L, K)
         return self.rows[:, index].transpose(0, 1)
@@ -233,30 +217,24 @@ def position_scores(
         (B or 1, H or 1, L, K) in the dtype of `query`, or None if there are no such terms.
     """
     (batch, heads, length, _), key_length, scale = query.shape, key.shape[2], content_scale(query, terms)
-    scalars: dict[Any, Table] = {}  # of all tables of scalars with the same relation and map, their sum
-    for table, factor in [*((each, scale) for each in terms.scaled_bias), *((each, 1.0) for each in terms.bias)]:
-        rows, place = _scaled(table, factor), _place(table)
-        rows = scalars[place].rows + rows if place in scalars else rows
-        scalars[place] = Table(rows, table.row_of, table.relation)
-    found = list(terms.dense)
+    scalars = [Table(_scaled(table, scale), table.row_of, table.relation) for table in terms.scaled_bias]
+    scalars, found = [*scalars, *terms.bias], list(terms.dense)
     for table in terms.query_table:
-        rows, own, added = _scaled(table, 1.0 if is_scaled else scale), scalars.get(_place(table)), None
-        if own is not None and own.rows.shape == rows.shape[:2]:
-            added = scalars.pop(_place(table)).rows.to(query.dtype)
+        rows, added = _scaled(table, 1.0 if is_scaled else scale).to(query.dtype), None
+        for number, each in enumerate(() if is_traced() else scalars):  # a graph must not compare sizes
+            is_same = each.relation is table.relation and each.row_of == table.row_of
+            if is_same and each.rows.shape == rows.shape[:2]:
+                added = scalars.pop(number).rows.to(query.dtype)
+                break
         index = table.index(context).expand(batch, heads, length, key_length)
-        found.append(_products(query, rows.to(query.dtype), added).gather(-1, index))
+        found.append(_products(query, rows, added).gather(-1, index))
     for table in terms.key_table:
         # rows by keys, so that nothing of the size of the scores is transposed
         products = torch.matmul(_scaled(table, scale).to(key.dtype), _by_head(key).transpose(-1, -2))  # (H, R, B·K)
         products = products.unflatten(2, (batch, key_length)).permute(2, 0, 1, 3)
         found.append(products.gather(-2, table.index(context).expand(batch, heads, length, key_length)))
-    found.extend(table.scalars(context) for table in scalars.values())
+    found.extend(table.scalars(context) for table in scalars)
     return total_of(found).to(query.dtype) if found else None
-
-
-def _place(table: Table) -> Hashable:
-    """What is equal for tables that have the same row for every pair."""
-    return table.row_of, id(table.relation)
 
 
 def _scaled(table: Table, factor: float) -> torch.Tensor:
@@ -273,9 +251,9 @@ def _products(vectors: torch.Tensor, rows: torch.Tensor, added: torch.Tensor | N
     """Multiply (B, H, L, d) by rows (H or 1, R, d), and add (H or 1, R): (B, H, L, R), in one product for all rows."""
     batch, heads, length, _ = vectors.shape
     if len(rows) == 1:
-        of_tokens = vectors.transpose(1, 2).flatten(0, 2)  # a view of projected states
-        products = nn.functional.linear(of_tokens, rows.squeeze(0), None if added is None else added.squeeze(0))
-        return products.view(batch, length, heads, -1).transpose(1, 2)
+        of_tokens = vectors.flatten(0, 2)  # by head, as scores are: else the backward transposes what is as large
+        products = torch.nn.functional.linear(of_tokens, rows.squeeze(0), None if added is None else added.squeeze(0))
+        return products.view(batch, heads, length, -1)
     by_head, matrices = _by_head(vectors), rows.transpose(-1, -2)
     products = torch.bmm(by_head, matrices) if added is None else torch.baddbmm(added[:, None], by_head, matrices)
     return products.unflatten(1, (batch, length)).transpose(0, 1)
@@ -382,16 +360,16 @@ def attend(
     content = content * content_scale(query, terms)  # fewer elements than the scores have
     is_scaled = terms.content_bias is None
     positional = position_scores(content if is_scaled else query, key, terms, context, is_scaled)
-    if terms.feature_gain is None and not terms.gain:
-        scores = _plus_product(positional, content, key.transpose(-1, -2))
+    added = None if terms.gain else positional
+    if terms.feature_gain is None:
+        scores = _plus_product(added, content, key.transpose(-1, -2))
     else:
-        if terms.feature_gain is None:
-            scores = torch.matmul(content, key.transpose(-1, -2))
-        else:
-            scores = featurewise_scores(content, key, terms.feature_gain, context)
-        for table in terms.gain:
-            scores = scores * table.scalars(context).to(scores.dtype)
-        scores = scores if positional is None else scores + positional
+        scores = featurewise_scores(content, key, terms.feature_gain, context)
+        scores = scores if added is None else scores + added
+    for table in terms.gain:
+        scores = scores * table.scalars(context).to(scores.dtype)
+    if terms.gain and positional is not None:
+        scores = scores + positional
     lowest = torch.finfo(scores.dtype).min
     if mask is not None:
         if mask.dtype == torch.bool:

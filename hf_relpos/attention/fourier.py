@@ -92,11 +92,6 @@ def turned(vectors: torch.Tensor, turn: Turn, halves: bool = False) -> torch.Ten
     return torch.addcmul(vectors * turn[0], partners, turn[1])
 
 
-def interleaved(vectors: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return a copy with x_0, y_0, x_1, y_1, … along a dimension of x_0, x_1, …, y_0, y_1, …."""
-    return vectors.unflatten(dim, (2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
-
-
 class FourierTable(Table):
     """A table of W cosines and sines of the offset. Its rows are computed whenever they are read.
 
@@ -113,7 +108,7 @@ class FourierTable(Table):
 
     def __init__(self, coefficients: torch.Tensor, frequencies: tuple[int, ...], context: AttentionContext) -> None:
         # Table is frozen, and these are not among its fields
-        object.__setattr__(self, "coefficients", interleaved(coefficients, 1))
+        object.__setattr__(self, "coefficients", coefficients.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
         object.__setattr__(self, "frequencies", frequencies)
         object.__setattr__(self, "context", context)
 
@@ -231,12 +226,9 @@ def _phases_of(call: AttentionCall, frequencies: tuple[int, ...]) -> tuple[Phase
     context, device, dtype = call.context, call.query.device, precise(call.query.dtype)
 
     def of(positions: torch.Tensor) -> Phases:
-        """Once for all layers, in each of which they would take many small kernels."""
-        found: tuple[Phases, torch.Tensor] = context.once(
-            (frequencies, dtype, id(positions)),  # which are kept, too: their id is of no other
-            lambda: (Phases.of(positions, frequencies, dtype), positions),
-        )
-        return found[0]
+        key = frequencies, dtype, id(positions)  # they are kept, too: their id is of no other
+        found: Phases = context.once(key, lambda: (Phases.of(positions, frequencies, dtype), positions))[0]
+        return found
 
     return of(context.query_positions(device)), of(context.key_positions(device))
 

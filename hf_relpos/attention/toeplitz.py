@@ -21,7 +21,7 @@ import torch
 
 from ..host.tracing import is_traced, may_read
 from .context import AttentionContext
-from .formula import TABLE_FIELDS, Clipped, RowMap, Table, Terms, content_scale, total_of
+from .formula import TABLE_FIELDS, Clipped, Table, Terms, content_scale, total_of
 
 
 # The fields of `Terms` and of `ToeplitzTerms` that hold tables of vectors.
@@ -184,10 +184,10 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float
     zeros, have separate gradients.
     """
     rows, row_of = table.rows, table.row_of
-    if row_of == Clipped(low):
+    if not is_traced() and row_of == Clipped(low):
         return OffsetTable(rows if factor == 1.0 else factor * rows)  # the table has this form already
     index = row_of(offsets)
-    if isinstance(row_of, RowMap):
+    if isinstance(row_of, Clipped):
         clamped = (1, 1) if is_traced() else row_of.ends(low, low + len(offsets) - 1)
     elif may_read(offsets.device):
         steps = index.diff().nonzero()  # the offsets whose row differs from that of the next

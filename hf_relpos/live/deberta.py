@@ -1,7 +1,7 @@
 """Accelerated DeBERTa v1, v2 and v3: disentangled attention of Transformers' classes with our backends.
 
-The encoder gives its layers the row of each offset instead of L·L row numbers, and the running batch instead of an
-L·L mask. Without a batch the stock code computes the call.
+The encoder gives its layers the running batch instead of an L·L mask, and no L·L row numbers: all layers have the same
+map from offsets to rows of P. Without a batch the stock code computes the call.
 """
 
 import math
@@ -14,31 +14,23 @@ from torch import nn
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from ..attention.unpadding import Batch, take_batch
-from ..schemes.deberta import KINDS, disentangled_terms, in_float32, rows_in_use
+from ..schemes.deberta import KINDS, RowsOfP, disentangled_terms, in_float32, rows_in_use
 from .attention import BatchAttention, attend_to_batch, split_heads
 from .call import MismatchError
-from .substitute import stock_file
 
 
 class Stack:
-    """Stack of layers of either version; makes the mask and the row of P of each offset for all of them."""
+    """Stack of layers of either version; makes no L·L mask and row numbers for the running batch."""
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> Any:
         """The running batch; else as stock."""
         return take_batch() or super().get_attention_mask(attention_mask)  # type: ignore[misc]
 
     def get_rel_pos(self: Any, hidden_states: torch.Tensor, query_states: Any = None, relative_pos: Any = None) -> Any:
-        """The row of every offset, (2L − 1,), in the order of `AttentionContext.offsets`; else as in stock."""
-        batch = take_batch()
-        if batch is None or not self.relative_attention:
-            return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
-        distance = -batch.groups[0].context.offsets(hidden_states.device)  # i − j
-        span = self.max_relative_positions
-        buckets = getattr(self, "position_buckets", -1)
-        if buckets > 0:
-            distance = stock_file(self).make_log_bucket_position(distance, buckets, span).long()
-            span = buckets
-        return (distance + span).clamp(0, 2 * span - 1)
+        """None for the running batch; else as in stock."""
+        if take_batch() is not None:
+            return None
+        return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
 
 
 class _SelfAttention(BatchAttention):
@@ -56,7 +48,7 @@ class _SelfAttention(BatchAttention):
         """As stock."""
         if query_states is not None:
             raise MismatchError("query_states: attention to other states is stock's")
-        terms = self.terms(batch.groups[0].context, relative_pos, rel_embeddings)
+        terms = self.terms(batch.groups[0].context, rel_embeddings)
         vectors, visible = self.project(states), batch.groups[0].mask
         out = attend_to_batch(self, batch, vectors, self.heads_of, terms)
         if batch.indices is None and visible is not None:  # padding stays
@@ -65,25 +57,24 @@ class _SelfAttention(BatchAttention):
             out = torch.where(visible[:, 0, 0, :, None], out, mean.to(out.dtype))
         return out, None
 
-    def terms(
-        self: Any, context: AttentionContext, row_of_offset: torch.Tensor | None, rel_embeddings: torch.Tensor | None
-    ) -> Terms:
+    def terms(self: Any, context: AttentionContext, rel_embeddings: torch.Tensor | None) -> Terms:
         """The tables A and B of this layer.
 
         Args:
-            row_of_offset: of every offset of the context its row of P.
-            rel_embeddings: P, (2·span, D).
+            rel_embeddings: P, (2·span, D); None without relative attention.
         """
         count, key_projection, query_projection = self.position_projections()
         scale = 1 / in_float32(math.sqrt(self.attention_head_size * (1 + count)))
-        if row_of_offset is None or rel_embeddings is None or not count:
+        if rel_embeddings is None or not count:
             return Terms(scale=scale)
-        buckets = getattr(self, "position_buckets", -1)
+        buckets, distance = getattr(self, "position_buckets", -1), self.max_relative_positions
         # half the rows of P, and up to which distance each has one of its own
-        span, one_to_one = (buckets, buckets // 2) if buckets > 0 else (self.max_relative_positions,) * 2
+        span, one_to_one = (buckets, buckets // 2) if buckets > 0 else (distance, distance)
         first, last = rows_in_use(context, span, one_to_one, self.pos_dropout)
         rows, heads = self.pos_dropout(rel_embeddings[first : last + 1]), self.num_attention_heads
-        found = disentangled_terms(rows, row_of_offset - first, context, heads, key_projection, query_projection)
+        few = buckets if buckets > 0 else None
+        row_of = RowsOfP(span - last, span - first, descending=True, buckets=few, max_distance=distance)
+        found = disentangled_terms(rows, row_of, heads, key_projection, query_projection)
         return replace(found, scale=scale)
 
 

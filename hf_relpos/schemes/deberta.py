@@ -3,14 +3,14 @@
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms
+from ..attention.formula import Clipped, Table, Terms
 from ..host.tracing import is_traced
 from .projection_cache import project
 from .scheme import Option, Scheme, SharedScheme, choice, integer
@@ -48,6 +48,23 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
     # the last distance falls on a whole number, which another device's rounding must not push to the next one
     far = middle + torch.where(size < max_distance, far.clamp(max=max(middle - 1, 0)), far)
     return torch.where(size <= middle, distance, far * distance.sign())
+
+
+@dataclass(frozen=True)
+class RowsOfP(Clipped):
+    """`Clipped` of the offsets, or of their `log_bucket`. Row δ of P is that of offset span − δ."""
+
+    buckets: int | None = None
+    max_distance: int = 0
+
+    def __call__(self, relation: torch.Tensor) -> torch.Tensor:
+        return Clipped.__call__(
+            self, log_bucket(relation, self.buckets, self.max_distance) if self.buckets else relation
+        )
+
+    def ends(self, low: int, high: int) -> tuple[int, int]:
+        far = self.max_distance + self.max_distance // 1000  # rounding may give those before another bucket
+        return (Clipped(-far, far) if self.buckets else Clipped(self.low, self.high)).ends(low, high)
 
 
 class Deberta(Scheme, name="deberta"):
@@ -130,21 +147,19 @@ class Deberta(Scheme, name="deberta"):
     def forward(self, context: AttentionContext) -> Terms:
         if not self.settings["relative_attention"]:
             return Terms(scale=self.scale)
-        embeddings, row_of_offset = context.layer.shared
+        embeddings, row_of = context.layer.shared
         key_projection = self.pos_key_proj or context.layer.key_projection if "c2p" in self.kinds else None
         query_projection = self.pos_query_proj or context.layer.query_projection if "p2c" in self.kinds else None
         if len(self.kinds) > (key_projection is not None) + (query_projection is not None):
             raise ValueError("share_att_key = True: the context needs the query and key projections of the layer")
-        tables = disentangled_terms(
-            self.dropout(embeddings), row_of_offset, context, self.num_heads, key_projection, query_projection
-        )
+        rows, heads = self.dropout(embeddings), self.num_heads
+        tables = disentangled_terms(rows, row_of, heads, key_projection, query_projection)
         return replace(tables, scale=self.scale)
 
 
 def disentangled_terms(
     embeddings: torch.Tensor,
-    row_of_offset: torch.Tensor,
-    context: AttentionContext,
+    row_of: Clipped,
     num_heads: int,
     key_projection: Projection | None,
     query_projection: Projection | None,
@@ -153,7 +168,7 @@ def disentangled_terms(
 
     Args:
         embeddings: the rows of P that this call uses, (N, D).
-        row_of_offset: the row of each offset, in the order of `context.offsets`.
+        row_of: the map from offsets to these rows.
         num_heads: H.
         key_projection: W_K, D to H·d; None for a layer without "c2p".
         query_projection: W_Q, D to H·d; None for a layer without "p2c".
@@ -162,9 +177,8 @@ def disentangled_terms(
     def table(projection: Any) -> tuple[Table, ...]:  # torch.compile cannot trace an alias of Callable | None
         if projection is None:
             return ()
-        projected = project(projection, embeddings)
-        rows = projected.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
-        return (Table(rows, row_of=lambda r: row_of_offset[r - context.low]),)
+        rows = project(projection, embeddings).unflatten(-1, (num_heads, -1)).transpose(0, 1)  # (H, N, d)
+        return (Table(rows, row_of),)
 
     return Terms(query_table=table(key_projection), key_table=table(query_projection))
 
@@ -209,8 +223,8 @@ class RelativeEmbeddings(SharedScheme):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if normed else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)  # not called, but in training with those of the layers
 
-    def forward(self, context: AttentionContext) -> tuple[torch.Tensor, ...]:
-        """Return the rows that this call uses, (N, D), and the row of each offset, ordered as `context.offsets`."""
+    def forward(self, context: AttentionContext) -> tuple[Any, ...]:
+        """Return the rows that this call uses, (N, D), and the map from offsets to them."""
         if self.rel_embeddings is None:
             return ()
         one_to_one = self.span if self.buckets is None else self.buckets // 2
@@ -219,8 +233,5 @@ class RelativeEmbeddings(SharedScheme):
             rows = self.rel_embeddings.weight  # all rows; without a look-up, runtimes fold constants
         else:
             rows = self.rel_embeddings(torch.arange(first, last + 1, device=context.device))
-        distance = -context.offsets(rows.device)  # i − j
-        if self.buckets is not None:
-            distance = log_bucket(distance, self.buckets, self.max_distance)
-        row_of_offset = (distance + self.span).clamp(0, 2 * self.span - 1) - first
-        return (rows if self.LayerNorm is None else self.LayerNorm(rows)), row_of_offset
+        rows = rows if self.LayerNorm is None else self.LayerNorm(rows)
+        return rows, RowsOfP(self.span - last, self.span - first, False, True, self.buckets, self.max_distance)

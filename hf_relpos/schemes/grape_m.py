@@ -1,6 +1,6 @@
 """GRAPE-M, the multiplicative half of GRAPE: rotations at learned rates (Zhang et al., arXiv 2512.07805, §2 and 3)."""
 
-import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,5 +45,4 @@ class GrapeM(RoPE, name="grape_m"):
         return angles * rates.exp(), size
 
     def forward(self, context: AttentionContext) -> Terms:
-        angles, size = self.frequencies(context)  # not once for all layers, as each has its own
-        return Terms(rotate=functools.partial(self.rotate, angles=angles, size=size))
+        return super().forward(replace(context, kept=None))  # not once for all layers, as each has its own angles

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Table, Terms
-from ..host.tracing import is_traced
+from ..host.tracing import may_read
 from .scheme import Option, Scheme, SharedScheme, choice, integer
 
 
@@ -18,10 +18,10 @@ class LabelCheck(SharedScheme):
         """Check that every label has a row.
 
         Raises:
-            ValueError: for labels without a row. In compiled or traced code, the lookup raises an index error instead.
+            ValueError: for labels without a row. In graphs and on devices the lookup raises an error of its own.
         """
         labels, count = context.tokens.relation_ids, self.settings["num_relations"]
-        if labels is None or is_traced() or labels.is_meta or labels.numel() == 0:
+        if labels is None or not may_read(labels.device) or labels.numel() == 0:
             return
         smallest, largest = (int(label) for label in labels.aminmax())
         if smallest < 0 or largest >= count:

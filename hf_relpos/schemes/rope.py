@@ -118,44 +118,38 @@ class RoPE(Scheme, name="rope"):
         return angles.to(context.dtype), size
 
     def rotate(
-        self,
-        vectors: torch.Tensor,
-        positions: torch.Tensor,
-        angles: torch.Tensor | None = None,
-        size: float = 1.0,
-        context: AttentionContext | None = None,
+        self, vectors: torch.Tensor, positions: torch.Tensor, context: AttentionContext | None = None
     ) -> torch.Tensor:
         """Apply R_p to every vector.
 
         Args:
             vectors: (B, H, N, d).
             positions: (N,) or (B, N).
-            angles: of position 1, (w/2,), and the factor `size`; None for those of short rows.
-            context: of the call, which keeps what is made of the positions for other layers; or None.
+            context: of the call, which keeps what is made of the positions for other layers; None for short rows.
 
         Returns:
             (B, H, N, d).
         """
-        if angles is None:
-            angles, size = self.frequencies(AttentionContext(1, 1, device=positions.device))
+        call = context or AttentionContext(1, 1, device=positions.device)
 
         # angles of far positions need float32, whatever the dtype of the vectors
         def make() -> Any:
+            angles, size = self.frequencies(call)
             turns = positions.to(precise(vectors.dtype))[..., None] * angles.to(precise(vectors.dtype))
             turns = turns if turns.dim() == 2 else turns[:, None]  # (N, w/2) or (B, 1, N, w/2)
             cosines, sines = ((size * each).to(vectors.dtype) for each in (turns.cos(), turns.sin()))
             return turn_of(cosines, sines, halves), positions  # which are kept, too: their id is of no other
 
-        width, halves = 2 * len(angles), self.settings["pairing"] == "half"
-        turn, _ = make() if context is None else context.once((self.signature, id(positions), vectors.dtype), make)
+        halves = self.settings["pairing"] == "half"
+        turn, _ = call.once((self.signature, id(positions), vectors.dtype), make)
+        width = turn[0].shape[-1]
         if width == self.head_size:
             return turned(vectors, turn, halves)
         first, rest = vectors.split([width, self.head_size - width], -1)
         return torch.cat([turned(first, turn, halves), rest], dim=-1)
 
     def forward(self, context: AttentionContext) -> Terms:
-        angles, size = context.once((self.signature, context.longest), lambda: self.frequencies(context))
-        return Terms(rotate=functools.partial(self.rotate, angles=angles, size=size, context=context))
+        return Terms(rotate=functools.partial(self.rotate, context=context))
 
 
 class _Fields:

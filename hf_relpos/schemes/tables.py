@@ -8,9 +8,10 @@ functions). Distances that are rarely seen then share rows with distances that a
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms, toeplitz_table
+from ..attention.formula import Clipped, Table, Terms
 from ..host.tracing import is_traced
 from .scheme import WHICH_TABLES, Scheme, choice, integer, register_tables, terms_of_tables
 
@@ -72,30 +73,42 @@ class Tables(Scheme, name="tables"):
         Returns:
             (H or 1, M, …).
         """
-        knots = torch.tensor(self.knots, device=rows.device)
+        return self.at_offsets(rows, self.weights(offsets, rows.dtype))
+
+    def at_offsets(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Compute rows at offsets from rows at knots and the result of `weights`."""
+        if not weights.is_floating_point():
+            rows = nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, 1))
+            return rows.index_select(1, weights)
+        return torch.matmul(weights, rows) if rows.dim() == 3 else torch.matmul(rows, weights.T)
+
+    def weights(self, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Compute the weight of each knot at offsets, (M, N); of knots at all offsets their numbers, (M,)."""
+        knots = torch.tensor(self.knots, device=offsets.device)
         clipped = offsets.clamp(-self.max_distance, self.max_distance)
-        if len(knots) == 2 * self.max_distance + 1:  # every offset is a knot
-            right = clipped + self.max_distance
-        else:
-            right = (knots < clipped[:, None]).sum(-1)  # ONNX has no searchsorted
+        beyond = offsets.abs() > self.max_distance if self.settings["out_of_range"] == "zero" else None
+        if len(knots) == 2 * self.max_distance + 1:
+            number = clipped + self.max_distance
+            return number if beyond is None else number.masked_fill(beyond, len(knots))
+        right = (knots < clipped[:, None]).sum(-1)  # ONNX has no searchsorted
         left = (right - 1).clamp(min=0)
-        gap = (knots[right] - knots[left]).clamp(min=1)
-        of_left = (knots[right] - clipped).to(rows.dtype) / gap
-        of_right = 1 - of_left
-        if self.settings["out_of_range"] == "zero":
-            in_range = offsets.abs() <= self.max_distance
-            of_left, of_right = of_left * in_range, of_right * in_range
-        column = (-1,) + (1,) * (rows.dim() - 2)
-        return rows[:, left] * of_left.view(column) + rows[:, right] * of_right.view(column)
+        of_left = ((knots[right] - clipped).to(dtype) / (knots[right] - knots[left]).clamp(min=1))[:, None]
+        number = torch.arange(len(knots), device=offsets.device)
+        found = of_left * (left[:, None] == number) + (1 - of_left) * (right[:, None] == number)
+        return found if beyond is None else found.masked_fill(beyond[:, None], 0.0)
 
     def table(self, rows: torch.Tensor, context: AttentionContext) -> Table:
         """Return the table of this call, from rows at knots."""
-        if is_traced():  # sizes are not known in a graph
-            return toeplitz_table(self.expand(rows, context.offsets(rows.device)), context)
-        reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # all rows from here on are the same
-        first, last = (max(-reach, min(end, reach)) for end in (context.low, context.high))
-        distinct = self.expand(rows, torch.arange(first, last + 1, device=rows.device))
-        return Table(distinct, row_of=lambda offsets: offsets.clamp(first, last) - first)
+        first, last, row_of = context.low, context.high, Clipped(context.low)
+        if not is_traced():  # sizes are not known in a graph
+            reach = self.max_distance + (self.settings["out_of_range"] == "zero")  # all rows from here on are the same
+            first, last = (max(-reach, min(end, reach)) for end in (first, last))
+            row_of = Clipped(first, last)
+        weights = context.once(
+            (self.signature, rows.dtype, rows.device),
+            lambda: self.weights(torch.arange(first, last + 1, device=rows.device), rows.dtype),
+        )
+        return Table(self.at_offsets(rows, weights), row_of)
 
     def forward(self, context: AttentionContext) -> Terms:
         return terms_of_tables(self, lambda rows: self.table(rows, context))

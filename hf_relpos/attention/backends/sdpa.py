@@ -1,7 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, called through Transformers' function, with the terms as an additive mask.
-
-SDPA returns no attention weights, which the value-side term V needs: eager computes a call with it.
-"""
+"""PyTorch's scaled_dot_product_attention, called through Transformers' function with the terms as an additive mask."""
 
 from dataclasses import replace
 
@@ -32,7 +29,7 @@ class Sdpa:
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output (B, L, H, d), and None. A query to which the scheme leaves no key gets zeros."""
-        if call.terms.value_table:
+        if call.terms.value_table:  # which needs the attention weights
             return Eager().run(call)[0], None
         lowered, visible = with_bias(call)
         out = _run_with_transformers(lowered)

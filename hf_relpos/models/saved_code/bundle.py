@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...attention.call import AttentionCall
-from ...attention.formula import Terms
+from ...attention.formula import Clipped, Terms
 from ...attention.unpadding import Batch, RowGroup
 from ...schemes import registry
 from ...schemes.scheme import Scheme
@@ -63,6 +63,7 @@ PACKAGE_ONLY = (
     modeling.RelPosBertPreTrainedModel.from_pretrained,
     layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
+    Clipped.ends,
     *(Scheme.is_symmetric_with, Scheme.memory_unsupported_reason, Scheme.options_for_length),
 )
 
