@@ -23,7 +23,7 @@ from .arguments import SWITCHES, parameters_of
 from .call import EncoderCall, Level, MismatchError, Setup
 from .contract import full_rows
 from .encoder import SETUP
-from .foreign import CAPTURE, CONTENTS, HELD, configs_of, modules_in
+from .foreign import CAPTURE, CONTENTS, HELD, Fresh, configs_of, modules_in
 from .half import TWIN
 from .levels import undo_optimize
 from .probe import MEMORIES, SIDES, TOLERANCE, Probe, differences, outputs_of, tensors_in
@@ -68,7 +68,7 @@ class Bound(NamedTuple):
     before: Snapshots
 
 
-class Capture:
+class Capture(Fresh):
     """The graph of an encoder. Copies and pickles of it record one of their own, in the first call that it computes.
 
     Attributes:
@@ -90,13 +90,6 @@ class Capture:
 
     def __init__(self) -> None:
         self.lock = Lock()
-
-    def __reduce__(self) -> Any:
-        return Capture, ()
-
-    def without_record(self) -> "Capture":
-        """For copies to measure on."""
-        return Capture()
 
     @property
     def nbytes(self) -> int:

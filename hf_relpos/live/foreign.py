@@ -155,21 +155,25 @@ def configs_of(parts: Iterable[nn.Module]) -> list[dict[str, Any]]:
     return [*{id(each): vars(each) for each in found if hasattr(each, "__dict__")}.values()]
 
 
-class Contents:
-    """What an encoder and its parts held when nothing in them was foreign. Copies and pickles begin with none.
+class Fresh:
+    """What an encoder holds for itself alone: copies, pickles and copies to measure on begin with a new one."""
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def without_record(self) -> Any:
+        """For copies to measure on."""
+        return type(self)()
+
+
+class Contents(Fresh):
+    """What an encoder and its parts held when nothing in them was foreign.
 
     Attributes:
         values: of all attributes, modules, parameters, buffers, hooks and configurations.
     """
 
     values: list[Any] | None = None
-
-    def __reduce__(self) -> Any:
-        return Contents, ()
-
-    def without_record(self) -> "Contents":
-        """For copies to measure on."""
-        return Contents()
 
     def take(self, root: nn.Module, trusted: frozenset[Any]) -> None:
         """Note what a module holds now, in which all is trusted."""
