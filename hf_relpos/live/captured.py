@@ -102,10 +102,8 @@ class Capture(Fresh):
     def __str__(self) -> str:
         if self.graph is None:
             return f"not captured: {self.refusal}"
-        return (
-            f"calls of up to {MOST} tokens without padding run a captured graph (inference; difference "
-            f"{self.difference:.0e}; packed weights, {self.nbytes / 1e6:.3g} MB)"
-        )
+        found = f"difference {self.difference:.0e}; packed weights, {self.nbytes / 1e6:.3g} MB"
+        return f"calls of up to {MOST} tokens without padding run a captured graph (inference; {found})"
 
     def record(self, encoder: Any, setup: Setup) -> None:
         """Record a graph, unless there is one, or none can be."""
@@ -150,11 +148,8 @@ class Capture(Fresh):
         if self.difference > TOLERANCE:
             return f"its outputs differ by {self.difference:.0e}"
         tokens = torch.zeros(1, TIMED, dtype=torch.long)
-        runs = {
-            "before": partial(Forward(shadow(encoder)), tokens),
-            "captured": partial(self.run, graph, bound, tokens),
-        }
-        taken = seconds_of(runs)
+        before, captured = partial(Forward(shadow(encoder)), tokens), partial(self.run, graph, bound, tokens)
+        taken = seconds_of({"before": before, "captured": captured})
         if taken["before"] < FASTER * taken["captured"]:
             return f"it is not faster ({1e3 * taken['captured']:.1f} ms instead of {1e3 * taken['before']:.1f})"
         self.graph, self.bound = graph, bound
@@ -222,11 +217,8 @@ def against_capture(encoder: Any, setup: Setup) -> str:
 
 def tensors_of(encoder: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, with the names that they have in `Forward`."""
-    named = itertools.chain(
-        encoder.named_parameters("encoder", remove_duplicate=False),
-        encoder.named_buffers("encoder", remove_duplicate=False),
-    )
-    return dict(named)
+    kinds = (encoder.named_parameters, encoder.named_buffers)
+    return dict(itertools.chain.from_iterable(named("encoder", remove_duplicate=False) for named in kinds))
 
 
 def structure_of(encoder: nn.Module) -> dict[tuple[str, str], Any]:
