@@ -10,9 +10,21 @@ from ..host.transformers import CACHE_NAMES
 # Arguments that are tokens or embeddings.
 TOKENS = ("input_ids", "inputs_embeds")
 # Arguments by which rows read something else than their own tokens.
-OF_XLNET = ("mems", "perm_mask", "target_mapping", "input_mask")
-OTHERS = (*CACHE_NAMES, *OF_XLNET, "encoder_hidden_states", "encoder_attention_mask", "cu_seq_lens_q", "entity_ids")
-OTHERS = (*OTHERS, "head_mask", "is_causal", "memory", "output_router_logits")
+OTHERS = (
+    *CACHE_NAMES,
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+    "cu_seq_lens_q",
+    "entity_ids",
+    "head_mask",
+    "is_causal",
+    "mems",
+    "perm_mask",
+    "target_mapping",
+    "input_mask",
+    "memory",
+    "output_router_logits",
+)
 # Arguments that mean the same in third-party code. By any other it may read padding, or return what has no rows.
 SWITCHES = ("use_cache", "use_mems", "return_dict", "output_hidden_states", "output_attentions")
 FAMILIAR = {*TOKENS, *SWITCHES, "attention_mask", "token_type_ids", "position_ids"}

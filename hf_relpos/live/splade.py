@@ -105,9 +105,13 @@ class VocabularyHead(FastLinear):
 def pool_maxima(pooling: Any, forward: Any, features: dict[str, Any]) -> Any:
     """Forward of a max pooling that takes the maxima of `Logits`."""
     logits, mask = features["token_embeddings"], features.get("attention_mask")
-    is_ours = type(logits) is Logits and pooling.pooling_strategy == "max"
-    has_mask = is_ours and torch.is_tensor(mask) and mask.shape == logits.shape[:2]
-    if not has_mask or bool(((mask != 0) & (mask != 1)).any()):
+    if (
+        type(logits) is not Logits
+        or pooling.pooling_strategy != "max"
+        or not torch.is_tensor(mask)
+        or mask.shape != logits.shape[:2]
+        or bool(((mask != 0) & (mask != 1)).any())
+    ):
         return forward(features)
     row = {"token_embeddings": logits.maxima(mask != 0)[:, None], "attention_mask": mask.amax(1, True)}
     features["sentence_embedding"] = forward({**features, **row})["sentence_embedding"]
