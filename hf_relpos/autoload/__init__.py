@@ -44,11 +44,11 @@ def start() -> "Autoload | None":
     global _started
     dtype = os.environ.get(OPTIMIZE, "0")
     if dtype not in ("", "0") and not (_started and _started.is_active):
-        unpad = variable(UNPAD) or "auto"
-        is_set = [os.environ.get(name, "0") not in ("", "0") for name in (VERBOSE, JOIN, CAPTURE)]
+        verbose, join, capture = (os.environ.get(name, "0") not in ("", "0") for name in (VERBOSE, JOIN, CAPTURE))
         if threads := threads_of(os.environ.get(THREADS, "")):  # also where OMP_NUM_THREADS says otherwise
             when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
-        _started = Autoload("float32" if dtype == "1" else dtype, unpad, *is_set)
+        dtype, unpad = "float32" if dtype == "1" else dtype, variable(UNPAD) or "auto"
+        _started = Autoload(verbose, dtype=dtype, unpad=unpad, join=join, capture=capture)
     return _started
 
 
@@ -58,20 +58,13 @@ class Autoload:
     An error of `optimize` is such a line, too, and leaves the model as it is.
     """
 
-    def __init__(
-        self,
-        dtype: str = "float32",
-        unpad: str = "auto",
-        verbose: bool = False,
-        join: bool = False,
-        capture: bool = False,
-    ) -> None:
+    def __init__(self, verbose: bool = False, **options: Any) -> None:
         """
         Args:
-            dtype, unpad, join, capture: as of `optimize`.
             verbose: print the report of `optimize` below each line.
+            options: of `optimize`; padding is removed by "auto" if they do not say.
         """
-        self.dtype, self.unpad, self.verbose, self.join, self.capture = dtype, unpad, verbose, join, capture
+        self.verbose, self.options = verbose, {"unpad": "auto"} | options
         self.is_active = True
         self.replaced: list[tuple[Any, str, Any, Any]] = []
         self.reports: list[tuple[str, Any]] = []  # of `optimize`, with the name of a class
@@ -144,7 +137,7 @@ class Autoload:
         try:
             from ..live import optimize
 
-            report = optimize(model, self.dtype, self.unpad, join=self.join, capture=self.capture)
+            report = optimize(model, **self.options)
             said, more = report.summary, str(report)
             self.reports.append((type(model).__name__, report))
         except Exception as error:  # the program is to go on

@@ -222,12 +222,10 @@ class EncoderCall:
             return ""
         if self.setup.own is not None and not has_stock_attention(self.encoder):
             return "the attention function of Transformers was replaced after optimize"
-        part = foreign_part(self.encoder, trusted)
-        if part is None:
+        if (part := foreign_part(self.encoder, trusted)) is None:
             return ""
-        return (
-            f"{type(part).__name__} inside has hooks, or was replaced or changed after optimize: call optimize again"
-        )
+        cause = f"{type(part).__name__} inside has hooks, or was replaced or changed after optimize"
+        return f"{cause}: call optimize again"
 
     @cached_property
     def by_token(self) -> tuple[str, ...]:
@@ -250,9 +248,7 @@ class EncoderCall:
         others = ((name, value) for name, value in self.given.items() if name not in self.by_token + self.by_row)
         plain = bool | int | float | str | None
         return tuple(
-            name
-            for name, value in others
-            if (value.dim() if isinstance(value, torch.Tensor) else not isinstance(value, plain))
+            name for name, each in others if (each.dim() if torch.is_tensor(each) else not isinstance(each, plain))
         )
 
     @cached_property

@@ -23,7 +23,7 @@ from .arguments import SWITCHES, parameters_of
 from .call import EncoderCall, Level, MismatchError, Setup
 from .contract import full_rows
 from .encoder import SETUP
-from .foreign import CAPTURE, CONTENTS, HELD, configs_of, modules_in
+from .foreign import CAPTURE, CONTENTS, HELD, Fresh, configs_of, modules_in
 from .half import TWIN
 from .levels import undo_optimize
 from .probe import MEMORIES, SIDES, TOLERANCE, Probe, differences, outputs_of, tensors_in
@@ -68,7 +68,7 @@ class Bound(NamedTuple):
     before: Snapshots
 
 
-class Capture:
+class Capture(Fresh):
     """The graph of an encoder. Copies and pickles of it record one of their own, in the first call that it computes.
 
     Attributes:
@@ -91,13 +91,6 @@ class Capture:
     def __init__(self) -> None:
         self.lock = Lock()
 
-    def __reduce__(self) -> Any:
-        return Capture, ()
-
-    def without_record(self) -> "Capture":
-        """For copies to measure on."""
-        return Capture()
-
     @property
     def nbytes(self) -> int:
         """Memory of copies of weights."""
@@ -109,10 +102,8 @@ class Capture:
     def __str__(self) -> str:
         if self.graph is None:
             return f"not captured: {self.refusal}"
-        return (
-            f"calls of up to {MOST} tokens without padding run a captured graph (inference; difference "
-            f"{self.difference:.0e}; packed weights, {self.nbytes / 1e6:.3g} MB)"
-        )
+        found = f"difference {self.difference:.0e}; packed weights, {self.nbytes / 1e6:.3g} MB"
+        return f"calls of up to {MOST} tokens without padding run a captured graph (inference; {found})"
 
     def record(self, encoder: Any, setup: Setup) -> None:
         """Record a graph, unless there is one, or none can be."""
@@ -157,11 +148,8 @@ class Capture:
         if self.difference > TOLERANCE:
             return f"its outputs differ by {self.difference:.0e}"
         tokens = torch.zeros(1, TIMED, dtype=torch.long)
-        runs = {
-            "before": partial(Forward(shadow(encoder)), tokens),
-            "captured": partial(self.run, graph, bound, tokens),
-        }
-        taken = seconds_of(runs)
+        before, captured = partial(Forward(shadow(encoder)), tokens), partial(self.run, graph, bound, tokens)
+        taken = seconds_of({"before": before, "captured": captured})
         if taken["before"] < FASTER * taken["captured"]:
             return f"it is not faster ({1e3 * taken['captured']:.1f} ms instead of {1e3 * taken['before']:.1f})"
         self.graph, self.bound = graph, bound
@@ -229,11 +217,8 @@ def against_capture(encoder: Any, setup: Setup) -> str:
 
 def tensors_of(encoder: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, with the names that they have in `Forward`."""
-    named = itertools.chain(
-        encoder.named_parameters("encoder", remove_duplicate=False),
-        encoder.named_buffers("encoder", remove_duplicate=False),
-    )
-    return dict(named)
+    kinds = (encoder.named_parameters, encoder.named_buffers)
+    return dict(itertools.chain.from_iterable(named("encoder", remove_duplicate=False) for named in kinds))
 
 
 def structure_of(encoder: nn.Module) -> dict[tuple[str, str], Any]:

@@ -52,15 +52,13 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
     """
     if any(hasattr(type(part), MADE_OF) for part in modules_in(encoder)):
         return "it is accelerated already"
-    unpads = getattr(encoder, "unpads", None)
-    if unpads:
+    if unpads := getattr(encoder, "unpads", None):
         return "it takes padding out already"
     if keeps_padding and own is None:
         return "padding is left to Transformers"
     if "forward" in vars(encoder):
         return "other code has replaced its forward method"
-    devices = {each.device.type for each in encoder.parameters()} - {"cpu"}
-    if devices:
+    if devices := {each.device.type for each in encoder.parameters()} - {"cpu"}:
         remedy = "" if unpads is None else ": set config.unpad_inputs = True"
         return f"it is on {', '.join(sorted(devices))}, and only CPUs are served{remedy}"
     config = getattr(encoder, "config", None)
@@ -140,13 +138,8 @@ class Check:
             for name in WINDOWS:
                 if isinstance(size := getattr(holder, name, None), int) and size > NARROW:
                     setattr(holder, name, NARROW)
-        self.base = replace(
-            setup,
-            limit=min(limits, default=None),
-            trusted=known | foreign,
-            is_foreign=bool(foreign),
-            checked=self.lengths[0],
-        )
+        limit, checked = min(limits, default=None), self.lengths[0]
+        self.base = replace(setup, limit=limit, trusted=known | foreign, is_foreign=bool(foreign), checked=checked)
 
     def levels(self) -> Iterator[tuple[Level, ...]]:
         """Return the levels to try, fastest first, each with and without position ids."""
@@ -198,8 +191,7 @@ class Check:
                 level = replace(level, window=level.window and self.window)
             best = self._with_long_rows(replace(best, levels=(level,)))
             if best.sides and rounded is not None:
-                trial = shadow(self.encoder, has_memory=False)
-                found = self._tried(best, level, rounded, trial, own_dtype=True)
+                found = self._tried(best, rounded, shadow(self.encoder, has_memory=False), own_dtype=True)
                 best = replace(best, sides=tuple(side for side in best.sides if side in found.sides))
             if not best.sides:
                 is_computed = math.isfinite(best.difference)
@@ -239,7 +231,7 @@ class Check:
         # running means and the like, which each part of a batch would move
         if not all(map(torch.equal, stock.buffers(), self.trial.buffers())):
             return False
-        found = self._tried(setup, setup.levels[0], expected, without_dropout(self.trial))
+        found = self._tried(setup, expected, without_dropout(self.trial))
         return {*setup.sides} <= {*found.sides}
 
     def _with_long_rows(self, setup: Setup) -> Setup:
@@ -260,7 +252,7 @@ class Check:
             probe = Probe(stock, sizes, setup.pads, SIDES, setup.trusts_mask, size)
             with suppress(Exception):  # of positions that end before, or code that counts layers
                 expected = outputs_of(stock, probe.inputs)
-                found = self._tried(setup, setup.levels[0], expected, trial, probe)
+                found = self._tried(setup, expected, trial, probe)
                 return replace(found, sides=tuple(side for side in setup.sides if side in found.sides))
         return replace(setup, limit=min(setup.limit or self.structure, self.structure))
 
@@ -268,22 +260,16 @@ class Check:
         """Return the setup of the level that agrees on most sides."""
         found: list[Setup] = []
         for level in levels:
-            found.append(self._tried(setup, level, expected, shadow(self.trial)))
+            found.append(self._tried(replace(setup, levels=(level,)), expected, shadow(self.trial)))
             if found[-1].sides == SIDES:
                 break
         return max(found, key=lambda each: (len(each.sides), -each.difference))
 
     def _tried(
-        self,
-        setup: Setup,
-        level: Level,
-        expected: dict[str, Any],
-        trial: Any,
-        probe: Probe | None = None,
-        own_dtype: bool = False,
+        self, setup: Setup, expected: dict[str, Any], trial: Any, probe: Probe | None = None, own_dtype: bool = False
     ) -> Setup:
-        """Return the setup for the sides on which a level agrees, with its difference; the least one if on none."""
-        probe, setup = probe or self.probe, replace(setup, levels=(level,), sides=(), difference=math.inf)
+        """Return the setup for the sides on which its level agrees, with the difference; the least one if on none."""
+        probe, setup = probe or self.probe, replace(setup, sides=(), difference=math.inf)
         tried = replace(setup.for_check(), sides=SIDES)
         try:
             apply_to(trial, tried)

@@ -64,11 +64,9 @@ class Agreement:
         if self.padding is not None:
             why = ", as unpadding sets them to zero" if self.padding > self.largest else ""
             at_padding = f"\nstates at padding: largest difference {self.padding:.0e} of the largest value{why}"
-        return (
-            f"agreement with the model before, on {self.rows} sequences of {self.source}: {self.cosines}{same}; "
-            f"largest difference {self.largest:.0e} of the largest value; {self.seconds[0]:.2g} s before, "
-            f"{self.seconds[1]:.2g} s now{at_padding}"
-        )
+        found = f"agreement with the model before, on {self.rows} sequences of {self.source}: {self.cosines}{same}"
+        took = f"{self.seconds[0]:.2g} s before, {self.seconds[1]:.2g} s now"
+        return f"{found}; largest difference {self.largest:.0e} of the largest value; {took}{at_padding}"
 
 
 class Comparison:
@@ -87,10 +85,8 @@ class Comparison:
         """
         model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
         if model is None:
-            raise ValueError(
-                "dtype = 'int8' or 'auto', and a sample, are for a PreTrainedModel; "
-                f"{type(root).__name__} has none inside"
-            )
+            served = "dtype = 'int8' or 'auto', and a sample, are for a PreTrainedModel"
+            raise ValueError(f"{served}; {type(root).__name__} has none inside")
         self.batch, self.source = _batch(owner, root, model, sample)
         if getattr(model.config, "is_encoder_decoder", False) and not self.batch.keys() & {*DECODER_INPUTS}:
             model = model.get_encoder()  # which is all that is changed
@@ -117,22 +113,14 @@ class Comparison:
         mask = self.batch.get("attention_mask")
         if mask is not None and found.dim() == 3 and mask.shape == found.shape[:2]:  # states of positions
             real = mask.bool()[..., None]
-            largest = expected.where(real, 0.0).abs().max()
             if not bool(real.all()):
-                padding = float(differences.where(~real, 0.0).max() / largest)
+                padding = float(differences.where(~real, 0.0).max() / expected.where(real, 0.0).abs().max())
             found, expected, differences = (each.where(real, 0.0) for each in (found, expected, differences))
         cosines = nn.functional.cosine_similarity(_means(found), _means(expected), dim=-1)
-        return Agreement(
-            rows=len(cosines),
-            cosine=float(cosines.mean()),
-            least=float(cosines.min()),
-            largest=float(differences.max() / expected.abs().max()),
-            padding=padding,
-            decisions=_same_decisions(self.model, found, expected),
-            in_float32=in_float32,
-            source=self.source,
-            seconds=(self.seconds, seconds),
-        )
+        rows, mean, least = len(cosines), float(cosines.mean()), float(cosines.min())
+        largest, both = float(differences.max() / expected.abs().max()), (self.seconds, seconds)
+        decisions = _same_decisions(self.model, found, expected)
+        return Agreement(rows, mean, least, largest, padding, decisions, in_float32, self.source, both)
 
 
 def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) -> tuple[dict[str, Any], str]:
@@ -164,10 +152,8 @@ def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Any:
     for holder in (owner, root):
         if callable(tokenize := getattr(holder, "tokenize", None)) and isinstance(made := tokenize(texts), Mapping):
             return made
-    raise ValueError(
-        f"sample has texts, and {type(owner).__name__} has no tokenizer; give the model's inputs instead: "
-        "tokenizer(texts, padding=True, return_tensors='pt')"
-    )
+    remedy = "give the model's inputs instead: tokenizer(texts, padding=True, return_tensors='pt')"
+    raise ValueError(f"sample has texts, and {type(owner).__name__} has no tokenizer; {remedy}")
 
 
 def _means(out: torch.Tensor) -> torch.Tensor:

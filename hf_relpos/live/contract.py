@@ -30,6 +30,7 @@ from .record import note_attention
 DELEGATE = "sdpa"
 # Rows of so many windows are computed by window. See docs/results/benchmarks/cpu-encoder.md.
 MANY_WINDOWS = 8
+OTHER_ATTENTION = "another attention function was chosen after optimize"
 _has_full_rows: ContextVar[bool] = ContextVar("has_full_rows", default=False)
 
 
@@ -146,9 +147,8 @@ def attend(
     sizes = [each.shape[-1] for each in (query, key, value)]
 
     def one(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
-        query, key, value = (
-            each.unflatten(-1, (-1, size)).transpose(1, 2) for each, size in zip(rows, sizes, strict=True)
-        )
+        pairs = zip(rows, sizes, strict=True)
+        query, key, value = (each.unflatten(-1, (-1, size)).transpose(1, 2) for each, size in pairs)
         if bias or isinstance(group.mask, SlidingWindowMask):
             repeats = query.shape[1] // key.shape[1]  # of keys and values that several queries share
             if repeats > 1:
@@ -161,6 +161,12 @@ def attend(
 
     out = attention_mask.by_group(one, *(each.transpose(1, 2).flatten(2) for each in (query, key, value)))
     return out.unflatten(-1, (-1, sizes[2])), None
+
+
+def against_unpadding(call: EncoderCall) -> list[str]:
+    """What speaks against computing the tokens of a call in one row."""
+    found = ["it asks for hidden states"] if call.wants("output_hidden_states") else []
+    return [*found, "a sequence has padding inside"] if call.unpadded is None else found
 
 
 @dataclass(frozen=True)
@@ -189,15 +195,11 @@ class Contract(Level):
     def unsupported(self, call: EncoderCall) -> list[str]:
         """As of every level."""
         found = [f"{name!r} has entries for sequences" for name in call.by_row]
-        if call.wants("output_hidden_states"):
-            found.append("it asks for hidden states")
         if call.shape[0] == 1 and not call.is_windowed:
             found.append("it has a single sequence")
         if self.name == "contract" and not attends_by(call.encoder):
-            found.append("another attention function was chosen after optimize")
-        if call.unpadded is None:
-            found.append("a sequence has padding inside")
-        return found
+            found.append(OTHER_ATTENTION)
+        return found + against_unpadding(call)
 
     def run(self, call: EncoderCall) -> Any:
         """As of every level."""
@@ -232,11 +234,7 @@ class Native(Level):
         found = [f"config.{name} is set" for name in ("conv_kernel_size", "memory_length") if call.wants(name)]
         if call.given.get("memory") is not None or call.given.get("memory_sink") is not None:
             found.append("it has a memory")
-        if call.wants("output_hidden_states"):
-            found.append("it asks for hidden states")
-        if call.unpadded is None:
-            found.append("a sequence has padding inside")
-        return found
+        return found + against_unpadding(call)
 
     def run(self, call: EncoderCall) -> Any:
         """As of every level."""
@@ -264,7 +262,7 @@ class WithPadding(Level):
         """As of every level."""
         found = []
         if self.own.level == "contract" and not attends_by(call.encoder):
-            found.append("another attention function was chosen after optimize")
+            found.append(OTHER_ATTENTION)
         if not self.serves_short and not prefer_backend(call.shape[0], call.config.num_attention_heads, call.shape[1]):
             found.append("its attention is as fast in Transformers, for sequences this short")
         if not self.own.serves_short and call.has_empty_row:
@@ -304,9 +302,7 @@ def take_over() -> None:
     found = ALL_ATTENTION_FUNCTIONS[DELEGATE], ALL_MASK_ATTENTION_FUNCTIONS[DELEGATE]
     if found == (attend, make_mask):
         return
-    _delegates = (
-        _delegates[0] if found[0] is attend else found[0],
-        _delegates[1] if found[1] is make_mask else found[1],
-    )
+    attends, masks = _delegates
+    _delegates = attends if found[0] is attend else found[0], masks if found[1] is make_mask else found[1]
     ALL_ATTENTION_FUNCTIONS.register(DELEGATE, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(DELEGATE, make_mask)

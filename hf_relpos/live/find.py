@@ -64,10 +64,9 @@ def modules_of(anything: Any, caller: str) -> list[Found]:
     inside = {id(part) for each in found for part in each.module.modules() if part is not each.module}
     found = [each for each in found if id(each.module) not in inside]
     if not found:
-        raise TypeError(
-            f"{caller} takes a torch.nn.Module, or an object that holds one; a {type(anything).__name__} has none in "
-            f"its attributes to a depth of {DEPTH}. Give the model inside it"
-        )
+        cause = f"a {type(anything).__name__} has none in its attributes to a depth of {DEPTH}"
+        wanted = "a torch.nn.Module, or an object that holds one"
+        raise TypeError(f"{caller} takes {wanted}; {cause}. Give the model inside it")
     return found
 
 
@@ -101,10 +100,8 @@ def encoders_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def layers_in(root: nn.Module) -> set[nn.Module]:
     """All modules inside the layers of the encoders in a module."""
-    stacks = [
-        part for _, encoder in encoders_in(root) for part in encoder.modules() if isinstance(part, nn.ModuleList)
-    ]
-    return {part for stack in stacks for part in stack.modules()}
+    parts = [part for _, encoder in encoders_in(root) for part in encoder.modules()]
+    return {part for stack in parts if isinstance(stack, nn.ModuleList) for part in stack.modules()}
 
 
 def takes_tokens(module: Any, is_root: bool) -> bool:

@@ -26,19 +26,13 @@ PACKAGES = (OURS, "apex", "bitsandbytes", "peft", "torch", "torchao", "transform
 UNAWARE = ("transformers.utils.output_capturing", "transformers.modeling_utils", "peft.peft_model")
 # Classes that treat each token by itself, and so may be put in later, by file and name; without names all of a file.
 BY_TOKEN: dict[str, tuple[str, ...]] = {
-    OURS: (),
-    "apex.normalization": (),
-    "bitsandbytes": (),
-    "peft": (),
+    **dict.fromkeys((OURS, "apex.normalization", "bitsandbytes", "peft", "torchao", "transformers.activations"), ()),
+    **dict.fromkeys(("torch.nn.modules.activation", "torch.nn.modules.container"), ()),
     "torch.ao.nn.quantized": ("Linear", "LinearPackedParams"),
-    "torch.nn.modules.activation": (),
-    "torch.nn.modules.container": (),
     "torch.nn.modules.dropout": ("AlphaDropout", "Dropout"),
     "torch.nn.modules.linear": ("Identity", "Linear", "NonDynamicallyQuantizableLinear"),
     "torch.nn.modules.normalization": ("LayerNorm", "RMSNorm"),
     "torch.nn.modules.sparse": ("Embedding",),
-    "torchao": (),
-    "transformers.activations": (),
     "transformers.pytorch_utils": ("Conv1D",),
 }
 NEIGHBOURS = ("GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d", "Softmin")
@@ -88,10 +82,8 @@ def is_known_class(kind: Any) -> bool:
 def is_by_token(kind: type) -> bool:
     """Whether a class is known to treat each token by itself."""
     file, name = kind.__module__, kind.__name__
-    for place, names in BY_TOKEN.items():
-        if f"{file}.".startswith(f"{place}.") and (name in names if names else name not in NEIGHBOURS):
-            return True
-    return False
+    found = [names for place, names in BY_TOKEN.items() if f"{file}.".startswith(f"{place}.")]
+    return any(name in names if names else name not in NEIGHBOURS for names in found)
 
 
 def modules_in(root: nn.Module) -> Iterator[nn.Module]:
@@ -155,21 +147,25 @@ def configs_of(parts: Iterable[nn.Module]) -> list[dict[str, Any]]:
     return [*{id(each): vars(each) for each in found if hasattr(each, "__dict__")}.values()]
 
 
-class Contents:
-    """What an encoder and its parts held when nothing in them was foreign. Copies and pickles begin with none.
+class Fresh:
+    """What an encoder holds for itself alone: copies, pickles and copies to measure on begin with a new one."""
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def without_record(self) -> Any:
+        """For copies to measure on."""
+        return type(self)()
+
+
+class Contents(Fresh):
+    """What an encoder and its parts held when nothing in them was foreign.
 
     Attributes:
         values: of all attributes, modules, parameters, buffers, hooks and configurations.
     """
 
     values: list[Any] | None = None
-
-    def __reduce__(self) -> Any:
-        return Contents, ()
-
-    def without_record(self) -> "Contents":
-        """For copies to measure on."""
-        return Contents()
 
     def take(self, root: nn.Module, trusted: frozenset[Any]) -> None:
         """Note what a module holds now, in which all is trusted."""
@@ -188,12 +184,10 @@ class Contents:
         if self.values is None or self._state[0] is not trusted:
             return False
         _, parts, types, forwards, held, values = self._state
-        return (
-            sum(map(len, held)) == len(values)
-            and all(map(operator.is_, map(type, parts), types))
-            and all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, held)), values))
-            and all(getattr(kind, "forward", None) is forward for kind, forward in forwards)
-        )
+        if sum(map(len, held)) != len(values) or not all(map(operator.is_, map(type, parts), types)):
+            return False
+        is_same = all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, held)), values))
+        return is_same and all(getattr(kind, "forward", None) is forward for kind, forward in forwards)
 
 
 def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:

@@ -17,7 +17,7 @@ from ..host.tracing import is_transformed
 from ..products.cpu_gemm import HALF, FastLinear, has_gradients, linear_library, packed_rows
 from ..products.weight_cache import is_unchanged, snapshot
 from .call import EncoderCall, Level
-from .foreign import kinds_in, modules_in
+from .foreign import Fresh, kinds_in, modules_in
 from .guard import in_float32, widen
 from .probe import vocabulary_of
 from .rules import returns_cache
@@ -85,17 +85,10 @@ class Copy:
         return len(now) == len(self.parts) and all(alike) and all(is_unchanged(*each) for each in self.weights)
 
 
-class Twin:
+class Twin(Fresh):
     """Holds the float32 copy of an encoder; copies and pickles of the encoder start without one."""
 
     copy: Copy | None = None
-
-    def __reduce__(self) -> Any:
-        return Twin, ()
-
-    def without_record(self) -> "Twin":
-        """For copies to measure on."""
-        return Twin()
 
     def of(self, encoder: Any, lock: Any) -> Copy:
         """The copy for an encoder as it is now."""

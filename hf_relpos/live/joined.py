@@ -21,7 +21,7 @@ from ..host.cores import cores
 from ..host.torch import has_modes, map_tensors
 from .arguments import FAMILIAR
 from .call import EncoderCall, MismatchError, Setup
-from .foreign import modules_in
+from .foreign import Fresh, modules_in
 from .record import Reason, renew_in_child, tell
 from .rules import CALL, CODE, PADDING, reasons
 
@@ -79,7 +79,7 @@ class Place:
         return found
 
 
-class Joined:
+class Joined(Fresh):
     """Calls of an encoder that are computed, and those that wait for them. Copies and pickles begin with none."""
 
     def __init__(self) -> None:
@@ -90,13 +90,6 @@ class Joined:
         self.lock, self.cores = threading.Lock(), cores()
         self.computing: set[Place] = set()
         self.waiting: list[Place] = []
-
-    def __reduce__(self) -> Any:
-        return Joined, ()
-
-    def without_record(self) -> "Joined":
-        """For copies to measure on."""
-        return Joined()
 
     def outputs(self, call: EncoderCall, compute: Compute, stock: Callable[[], Any]) -> Any:
         """The outputs of a call.

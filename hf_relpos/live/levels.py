@@ -136,9 +136,8 @@ def _setup_of(encoder: Any, found: Found, unpad: str, widens: bool, captures: bo
         return reason
     pads = padding_tokens(tokenizer_of(found.owner, found.module), encoder)
     sides = () if unpad == "never" else SIDES
-    drops_cache = (
-        type(found.owner).__module__.startswith(PIPELINES) and not getattr(found.module, "can_generate", bool)()
-    )
+    is_pipeline = type(found.owner).__module__.startswith(PIPELINES)
+    drops_cache = is_pipeline and not getattr(found.module, "can_generate", bool)()
     setup = Setup((), sides, pads, trusts_mask=unpad == "attention_mask", trusted=known, drops_cache=drops_cache)
     return Check(encoder, replace(setup, in_float32=in_float32), own).setup()
 
@@ -159,9 +158,8 @@ def _changed(place: str, kind: str, encoder: Any, setup: Setup, reader: str) -> 
     effects += [] if setup.own is None else [setup.own.effect]
     if setup.sides:
         where = "" if len(setup.sides) == len(SIDES) else f" on the {setup.sides[0]}"
-        effects.append(
-            f"padding{where} is removed, hidden states there are zeros (level {level}, difference {difference:.0e})"
-        )
+        measured = f"(level {level}, difference {difference:.0e})"
+        effects.append(f"padding{where} is removed, hidden states there are zeros {measured}")
         argument = "use_mems" if hasattr(getattr(encoder, "config", None), "mem_len") else "use_cache"
         if setup.returns_cache and not setup.drops_cache and wants(encoder, {}, argument):
             effects.append(f"calls that return a cache fall back to Transformers: pass {argument}=False")

@@ -344,20 +344,12 @@ def _widen_products(modules: list[nn.Module]) -> str:
 
 def rates_of(library: Library, fast: str = "oneDNN", own: str = "PyTorch's own") -> str:
     """Format the rates and errors of two libraries."""
-    return (
-        f"{fast} {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}; {own} "
-        f"{library.torch_rate:.0f} GFLOP/s, error {library.torch_error:.0e}"
-    )
+    ours = f"{fast} {library.onednn_rate:.0f} GFLOP/s, error {library.onednn_error:.0e}"
+    return f"{ours}; {own} {library.torch_rate:.0f} GFLOP/s, error {library.torch_error:.0e}"
 
 
 def _linear_layers(modules: list[nn.Module], dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> list[nn.Linear]:
     """Return the linear layers of exactly `nn.Linear`, with weights of some dtypes on the CPU."""
-    return [
-        module
-        for module in modules
-        if type(module) is nn.Linear
-        and "forward" not in vars(module)
-        and type(module.weight) is nn.Parameter
-        and module.weight.dtype in dtypes
-        and module.weight.device.type == "cpu"
-    ]
+    layers = [each for each in modules if type(each) is nn.Linear and "forward" not in vars(each)]
+    layers = [each for each in layers if type(each.weight) is nn.Parameter and each.weight.dtype in dtypes]
+    return [each for each in layers if each.weight.device.type == "cpu"]

@@ -68,10 +68,8 @@ def choose(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) 
     taken = seconds_of({each.precision: partial(comparison.outputs, each.model) for each in found}, rounds=3)
     right = [each for each in found if each.agreement.cosine >= LEAST_COSINE] or found[:1]
     best = min(right, key=lambda each: taken[each.precision])
-    lines = [
-        f"{each.precision}: {taken[each.precision]:.2g} s, {each.agreement.cosines}{TAKEN if each is best else ''}"
-        for each in found
-    ]
+    lines = [f"{each.precision}: {taken[each.precision]:.2g} s, {each.agreement.cosines}" for each in found]
+    lines[found.index(best)] += TAKEN
     return best._replace(choices="\n".join(lines if "int8" in names else [*lines, f"int8: {int8_rates()}"]))
 
 

@@ -134,12 +134,8 @@ def outputs_of(
         WriteError: if its forward writes to its parameters, which it then has not done.
     """
     inputs, args = copy.deepcopy((inputs, args))  # which the model may change
-    with (
-        Guard(model, own_dtype),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
-        torch.autocast("cpu", enabled=False),
-    ):
+    forked, plain = torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False)
+    with Guard(model, own_dtype), torch.no_grad(), forked, plain:
         if seed is not None:
             torch.manual_seed(seed)
         return dict(tensors_in(model(*args, **inputs)))
@@ -171,10 +167,8 @@ def differences(found: dict[str, Any], expected: dict[str, Any], real: torch.Ten
             hidden = ~real.reshape(*real.shape, *(1,) * (want.dim() - 2))
             got, want = got.masked_fill(hidden, 0), want.masked_fill(hidden, 0)
         apart = (got - want).abs().nan_to_num(float("inf")) / want.abs().max().clamp(min=1e-30)
-        if want.shape[:1] == real.shape[:1]:
-            worst = worst.maximum(apart.reshape(len(real), -1).amax(1))
-        else:
-            worst = worst.maximum(apart.max())
+        is_by_row = want.shape[:1] == real.shape[:1]
+        worst = worst.maximum(apart.reshape(len(real), -1).amax(1) if is_by_row else apart.max())
     return worst
 
 

@@ -77,10 +77,8 @@ CALL = (
     Rule("`chunk_size_feed_forward` is set.", _chunks),
 )
 # The same, asked last, since it looks at each module.
-CODE = Rule(
-    "A hook, module, forward or attention function was added to the encoder after `optimize`.",
-    lambda call: call.changed,
-)
+ADDED = "A hook, module, forward or attention function was added to the encoder after `optimize`."
+CODE = Rule(ADDED, lambda call: call.changed)
 
 
 def _few(call: EncoderCall) -> str:
@@ -149,10 +147,9 @@ def _ids(call: EncoderCall) -> str:
         return ""
     if not _given(call, "input_ids"):
         return "it has inputs_embeds, so masked positions may be read: pass unpad='attention_mask' if they are not"
-    return (
-        f"{call.other_ids} of {call.hidden} masked positions have a token other than the pad token "
-        f"{' or '.join(map(str, call.setup.pads))}: pass unpad='attention_mask' to optimize if they are not read"
-    )
+    other = f"have a token other than the pad token {' or '.join(map(str, call.setup.pads))}"
+    remedy = "pass unpad='attention_mask' to optimize if they are not read"
+    return f"{call.other_ids} of {call.hidden} masked positions {other}: {remedy}"
 
 
 def _shapes(call: EncoderCall) -> str:
@@ -174,6 +171,7 @@ def _side(call: EncoderCall) -> str:
     return f"it has padding on the {others.pop()}, on which the encoder or the model around it depends"
 
 
+LONG = "The batch is so long that RoPE scaling (`dynamic`, `longrope`) or the choice of keys"
 # For these it keeps its padding; attention of this package may compute it all the same.
 PADDING = (
     Rule("The batch has fewer than 16 padding tokens.", _few),
@@ -182,11 +180,7 @@ PADDING = (
     Rule("Labels at padding are not -100, and the loss of the model's head includes them.", _labels),
     Rule("Third-party code mixes sequences or reads padding in training.", _trains),
     Rule("Third-party code gets an argument besides tokens, mask, positions, token types and flags.", _unfamiliar),
-    Rule(
-        "The batch is so long that RoPE scaling (`dynamic`, `longrope`) or the choice of keys (DeepSeek V3.2, Doge, "
-        "BigBird) depends on its length.",
-        _length,
-    ),
+    Rule(f"{LONG} (DeepSeek V3.2, Doge, BigBird) depends on its length.", _length),
     Rule("Position ids restart (several documents), and local layers are computed by window.", _documents),
     Rule("A masked position has a token other than the pad token.", _ids),
     Rule("An argument has entries neither for tokens nor for sequences.", _shapes),

@@ -65,9 +65,8 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
         made = modules[id(module)] = object.__new__(type(module))
         own = vars(made)
         own |= {name: own_of(value) for name, value in vars(module).items() if name != "_modules"}
-        own["_modules"] = {
-            name: each if each is None else copied(each) for name, each in list(module._modules.items())
-        }
+        parts = list(module._modules.items())
+        own["_modules"] = {name: each if each is None else copied(each) for name, each in parts}
         if is_watched(module):  # hooks of others are not called
             own |= {name: type(own[name])() for name in HOOKS}
         own["training"] = False
@@ -99,7 +98,5 @@ def first_layers(root: nn.Module) -> Any:
 
 def _kind_of(layer: nn.Module) -> frozenset[Any]:
     """Classes, switches and names in a layer, but for numbers, with which layers are counted."""
-    fields = [(name, type(part), vars(part).items()) for name, part in layer.named_modules()]
-    return frozenset(
-        (*each, field, value) for *each, own in fields for field, value in own if isinstance(value, str | bool)
-    )
+    fields = ((name, type(part), *item) for name, part in layer.named_modules() for item in vars(part).items())
+    return frozenset(each for each in fields if isinstance(each[-1], str | bool))

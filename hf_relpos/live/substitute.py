@@ -44,19 +44,10 @@ def _substitute(kind: Any, change: Any) -> Any:
     def is_custom_code(cls: Any) -> Any:
         return stock.is_custom_code()  # else files are saved with other names
 
-    made: Any = type(
-        stock.__name__,
-        (change, kind) if isinstance(change, type) else (kind,),
-        {
-            "__module__": stock.__module__,
-            "__qualname__": stock.__qualname__,
-            "__doc__": stock.__doc__,
-            "__reduce_ex__": reduce,
-            "is_custom_code": classmethod(is_custom_code),
-            "forward": forward,
-            MADE_OF: made_of,
-        },
-    )
+    fields = {name: getattr(stock, name) for name in ("__module__", "__qualname__", "__doc__")}
+    fields |= {"__reduce_ex__": reduce, "is_custom_code": classmethod(is_custom_code)}
+    fields |= {"forward": forward, MADE_OF: made_of}
+    made: Any = type(stock.__name__, (change, kind) if isinstance(change, type) else (kind,), fields)
     return made
 
 

@@ -85,11 +85,8 @@ class Verified:
         first, how = self.wrong.get(place, (length + 1, ""))
         if length >= first:
             raise DifferenceError(how)
-        if (
-            is_left_out
-            or not self._is_due(kind, length, call.setup.checked if is_foreign else 0)
-            or has_draws(call.encoder)
-        ):
+        checked = call.setup.checked if is_foreign else 0
+        if is_left_out or not self._is_due(kind, length, checked) or has_draws(call.encoder):
             return level.run(call)
         expected, apart = self._compared(call, level)
         with self.lock:

@@ -65,10 +65,10 @@ def _make_terms(config: PreTrainedConfig) -> tuple[Terms, AttentionContext, bool
                 found = None if shared is None else shared(context)
                 terms = scheme(replace(context, layer=context.layer._replace(shared=found)))
         except (RuntimeError, NotImplementedError) as error:
-            raise ValueError(
-                f"position_embedding_type = {config.position_scheme_name!r}: its terms cannot be made on the meta "
-                f"device ({error}); `Scheme.forward` must not read the contents of tensors there (`tensor.is_meta`)"
-            ) from error
+            cause = f"its terms cannot be made on the meta device ({error})"
+            remedy = "`Scheme.forward` must not read the contents of tensors there (`tensor.is_meta`)"
+            name = config.position_scheme_name
+            raise ValueError(f"position_embedding_type = {name!r}: {cause}; {remedy}") from error
     own = any(True for _ in scheme.parameters()) or any(isinstance(module, nn.Dropout) for module in scheme.modules())
     own = own or any(kind.has_token_numbers() for kind, _ in scheme_parts(config))
     return terms, context, not own and not projection.used

@@ -317,14 +317,11 @@ def tokens_to_convolve(rows: Rows, documents: torch.Tensor | None) -> torch.Tens
             which tokens are padding.
     """
     if documents is not None:
-        raise ValueError(
-            "position_ids restart within a row: the convolution of conv_kernel_size would mix the documents; give "
-            "each document its own row"
-        )
+        mixes = "the convolution of conv_kernel_size would mix the documents; give each document its own row"
+        raise ValueError(f"position_ids restart within a row: {mixes}")
     if rows.attention_mask is not None and rows.key_mask is None:
-        raise ValueError(
-            "attention_mask is not (B, L), which the convolution of conv_kernel_size requires; give (B, L)"
-        )
+        needs = "which the convolution of conv_kernel_size requires; give (B, L)"
+        raise ValueError(f"attention_mask is not (B, L), {needs}")
     return None if rows.key_mask is None else rows.key_mask != 0
 
 

@@ -83,10 +83,8 @@ class RelPosBertPreTrainedModel(BertPreTrainedModel):
 
     def __init__(self, config: RelPosBertConfig):
         if not isinstance(config, PreTrainedConfig) or config.model_type != RelPosBertConfig.model_type:
-            raise TypeError(
-                f"{type(self).__name__} requires a RelPosBertConfig, not a {type(config).__name__}; "
-                "RelPosBertConfig.from_bert(config) converts a BertConfig"
-            )
+            needs = f"{type(self).__name__} requires a RelPosBertConfig, not a {type(config).__name__}"
+            raise TypeError(f"{needs}; RelPosBertConfig.from_bert(config) converts a BertConfig")
         PreTrainedModel.__init__(self, config)
 
     @torch.no_grad()
@@ -277,9 +275,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         rows = Rows(tokens, attention_mask, token_type_ids, position_ids, relation_ids)
         self._check_call(rows, inputs_embeds is None, cache is not None, kwargs.pop("is_causal", None))
         if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
-            raise ValueError(
-                "cu_seq_lens_q was given without position_ids; give them: they restart with each document"
-            )
+            remedy = "give them: they restart with each document"
+            raise ValueError(f"cu_seq_lens_q was given without position_ids; {remedy}")
         if memory is not None:
             check_memory(self.config, memory, rows.batch)
             memory = memory if memory.length else None
@@ -341,10 +338,8 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
     def _check_call(self, rows: Rows, are_ids: bool, has_cache: bool, is_causal: bool | None) -> None:
         """Check the arguments of `forward`, in the installed package also by `checks.check_inputs`."""
         if is_causal is not None and bool(is_causal) != self.config.is_decoder:
-            raise ValueError(
-                f"is_causal = {is_causal} with is_decoder = {self.config.is_decoder}: causality is set by "
-                f"config.is_decoder; load the model with is_decoder={bool(is_causal)}"
-            )
+            remedy = f"causality is set by config.is_decoder; load the model with is_decoder={bool(is_causal)}"
+            raise ValueError(f"is_causal = {is_causal} with is_decoder = {self.config.is_decoder}: {remedy}")
         if INSTALLED.checks is not None and not is_traced():
             required = self.position_inputs.required
             INSTALLED.checks.check_inputs(self.config, self.dtype, required, rows, are_ids, has_cache)

@@ -235,20 +235,15 @@ def _grid_and_ids(inputs: PositionInputs, rows: Rows, scheme: str) -> tuple[torc
     position_ids, batch, length = rows.position_ids, rows.batch, rows.length
     shape = None if position_ids is None else tuple(position_ids.shape)
     if shape is not None and (len(shape) not in (2, 3) or shape[1] != length or shape[0] not in (1, batch)):
-        raise ValueError(
-            f"position_ids has shape {shape}; {batch} rows of {length} tokens need ({batch} or 1, {length})"
-        )
+        needs = f"{batch} rows of {length} tokens need ({batch} or 1, {length})"
+        raise ValueError(f"position_ids has shape {shape}; {needs}")
     if "relation_ids" in inputs.required and rows.relation_ids is None:
-        raise ValueError(
-            f"position_embedding_type = {scheme!r} needs relation_ids of shape (batch, length, length): the "
-            "label of the edge from each token to each other"
-        )
+        needs = "relation_ids of shape (batch, length, length): the label of the edge from each token to each other"
+        raise ValueError(f"position_embedding_type = {scheme!r} needs {needs}")
     if "grid" in inputs.required:
         if position_ids is None or shape is None or len(shape) != 3 or shape[2] != 2:
-            raise ValueError(
-                f"position_embedding_type = {scheme!r} needs position_ids of shape (batch, length, 2)"
-                f"{'' if shape is None else f', not {shape}'}: the row and column of each token"
-            )
+            needs = f"position_ids of shape (batch, length, 2){'' if shape is None else f', not {shape}'}"
+            raise ValueError(f"position_embedding_type = {scheme!r} needs {needs}: the row and column of each token")
         return position_ids.expand(batch, -1, -1), None
     if shape is not None and len(shape) == 3:
         raise ValueError(f"position_ids has shape {shape}; position_embedding_type = {scheme!r} takes (batch, length)")
@@ -339,9 +334,8 @@ INDICES = (torch.int64, torch.int32)  # dtypes of ids for embeddings
 def check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...] = INDICES) -> None:
     """Raise a TypeError for what is not a tensor, and a ValueError for a tensor of another dtype."""
     if not isinstance(value, torch.Tensor):
-        raise TypeError(
-            f"{name} is a {type(value).__name__}; give a tensor, as tokenizers do with return_tensors='pt'"
-        )
+        remedy = "give a tensor, as tokenizers do with return_tensors='pt'"
+        raise TypeError(f"{name} is a {type(value).__name__}; {remedy}")
     if value.dtype not in dtypes:
         raise ValueError(f"{name} has dtype {value.dtype}; give one of {', '.join(map(str, dtypes))}")
 
