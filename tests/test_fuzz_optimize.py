@@ -288,9 +288,9 @@ def bases_by_the_longest_row(patch: pytest.MonkeyPatch) -> None:
 def dropout_by_the_attention(patch: pytest.MonkeyPatch) -> None:
     stock = attention.attend_as_stock
 
-    def attend(module, query, key, value, terms, mask, dropout, *more):
+    def attend(module, heads, terms, mask, dropout, *more):
         rate = dropout if isinstance(module.dropout, float) else module.dropout.p * module.training
-        return stock(module, query, key, value, terms, mask, rate, *more)
+        return stock(module, heads, terms, mask, rate, *more)
 
     patch.setattr(attention, "attend_as_stock", attend)
 

@@ -83,11 +83,9 @@ STATES = "hidden_states"
 OUTPUTS = ("output_attentions", "output_hidden_states", "return_dict")
 
 # BERT's own classes, which ours inherit from, and what their calls pass on.
+BERT_PARTS = ("SelfAttention", "Attention", "Layer", "Encoder")
 MODELS = (
-    *(
-        stock("modeling_bert", f"{name}.forward", (STATES, "attention_mask", CACHE))
-        for name in ("BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder")
-    ),
+    *(stock("modeling_bert", f"Bert{part}.forward", (STATES, "attention_mask", CACHE)) for part in BERT_PARTS),
     stock("modeling_bert", "BertSelfOutput.forward", (STATES, "input_tensor")),
     stock("modeling_bert", "BertModel.forward", ("input_ids", "attention_mask", "inputs_embeds", CACHE, "use_cache")),
     stock("modeling_bert", "BertLMHeadModel.forward", ("input_ids", "labels", CACHE, "logits_to_keep")),
@@ -130,18 +128,16 @@ LIVE = (
     stock("modeling_seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention.forward", (STATES, "attention_mask")),
 )
 # RoFormer's decoders had no causal mask.
-ROFORMER_CAUSAL_MASK = stock(
-    "modeling_roformer", "create_causal_mask", since="5.18", without="checkpoints of its decoders are rejected"
-)
+REJECTED = "checkpoints of its decoders are rejected"
+ROFORMER_CAUSAL_MASK = stock("modeling_roformer", "create_causal_mask", since="5.18", without=REJECTED)
 # What else `optimize`, the registration and the products of matrices use.
+UNFILLED = "no warning of uninitialised buffers, which initialize_buffers does not fill unless forced"
+INT8 = "int8 multiplies by torch._int_mm"
+HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 TOOLS = (
     ROFORMER_CAUSAL_MASK,
     Need("transformers.utils.loading_report:log_state_dict_report", without="no warning of tables that are left out"),
-    Need(
-        "transformers.modeling_utils:_load_parameter_into_model",
-        ("model", "param_name"),
-        without="no warning of uninitialised buffers, which initialize_buffers does not fill unless forced",
-    ),
+    Need("transformers.modeling_utils:_load_parameter_into_model", ("model", "param_name"), without=UNFILLED),
     Need("transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
     Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
     Need("transformers.core_model_loading:WeightConverter.convert", ("layer_name", "model", "config")),
@@ -150,8 +146,7 @@ TOOLS = (
     Need("peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", without="LoRA needs targets"),
     Need("torch:ops.mkldnn._linear_pointwise", without="linear layers use PyTorch's own product"),
     Need("torch:ops.mkldnn._reorder_linear_weight", without="weights are not packed"),
-    Need("torch:ops.onednn.qlinear_pointwise", without="int8 multiplies by torch._int_mm"),
-    Need("torch:ops.onednn.qlinear_prepack", without="int8 multiplies by torch._int_mm"),
+    *(Need(f"torch:ops.onednn.qlinear_{part}", without=INT8) for part in ("pointwise", "prepack")),
     Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
     Need("torch:_int_mm", without="optimize(dtype='int8') raises an error"),
     Need("torch.ao.quantization.quantize:propagate_qconfig_", without="quantize_dynamic finds no optimized layers"),
@@ -163,10 +158,7 @@ TOOLS = (
     Need("torch._C:_len_torch_dispatch_stack"),
     Need("torch._C:_len_torch_function_stack"),
     Need("torch.autograd.forward_ad:_current_level"),
-    *(
-        Need(f"torch.nn.modules.module:_global_{kind}_hooks")
-        for kind in ("forward", "forward_pre", "backward", "backward_pre")
-    ),
+    *(Need(f"torch.nn.modules.module:_global_{kind}_hooks") for kind in HOOKS),
 )
 NEEDS = (*MODELS, *LIVE, *TOOLS)
 

@@ -40,13 +40,8 @@ def fits_onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
 
 
 def _is_dense_float32(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.dtype == torch.float32
-        and tensor.device.type == "cpu"
-        and tensor.numel() > 0
-    )
+    is_dense = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    return is_dense and tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.numel() > 0
 
 
 def onednn_linear(
@@ -130,9 +125,8 @@ def multiply_packed_int8(
     are a new tensor, which is written to, with the D of the weight; scales and zeros, of int64, are contiguous.
     """
     shifted = rows.contiguous().view(torch.uint8).bitwise_xor_(128)
-    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-        shifted, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-    )
+    output: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")  # scale, zero, dtype, and what is done after
+    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(shifted, 1.0, 128, packed, scales, zeros, None, *output)
     return out
 
 

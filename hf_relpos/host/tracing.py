@@ -58,10 +58,9 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
     def checked(ctx: Any, *gradients: torch.Tensor) -> Any:
         if torch.is_grad_enabled():  # in a backward pass only with create_graph
-            raise NotImplementedError(
-                "create_graph=True: the attention backends for large calls, and the attention loss, have no second "
-                'derivative. Use attn_implementation="eager", or undo_optimize(model) after optimize'
-            )
+            cause = "create_graph=True: the attention backends for large calls, and the attention loss"
+            remedy = 'Use attn_implementation="eager", or undo_optimize(model) after optimize'
+            raise NotImplementedError(f"{cause}, have no second derivative. {remedy}")
         return backward(ctx, *gradients)
 
     return checked

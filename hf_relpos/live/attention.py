@@ -14,6 +14,9 @@ from ..attention.unpadding import Batch, RowGroup, take_batch
 from .record import is_watching, note_attention
 
 
+Vectors = Sequence[torch.Tensor]  # in most places query, key and value
+
+
 class BatchAsMask:
     """Mixin for a stack of layers: passes the running batch to them in place of the mask."""
 
@@ -47,11 +50,7 @@ def prefer_backend(rows: int, heads: int, length: int) -> bool:
 
 
 def attend_to_batch(
-    module: Any,
-    batch: Batch,
-    vectors: Sequence[torch.Tensor],
-    heads_of: Callable[..., Sequence[torch.Tensor]],
-    terms: Terms,
+    module: Any, batch: Batch, vectors: Vectors, heads_of: Callable[..., Vectors], terms: Terms
 ) -> torch.Tensor:
     """Compute attention of a batch: (1, T, H·d), or (B, L, H·d) if padding is kept.
 
@@ -66,28 +65,21 @@ def attend_to_batch(
 
     def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
         nonlocal shared
-        query, key, value = heads_of(*rows)
-        shared = shared or SharedTerms(terms, None, group.context, query)
-        return attend_as_stock(module, query, key, value, terms, group, rate, shared)
+        heads = heads_of(*rows)
+        shared = shared or SharedTerms(terms, None, group.context, heads[0])
+        return attend_as_stock(module, heads, terms, group, rate, shared)
 
     return batch.by_group(attend, *vectors)
 
 
 def attend_as_stock(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: Terms,
-    group: RowGroup,
-    dropout: float,
-    shared: SharedTerms | None = None,
+    module: nn.Module, heads: Vectors, terms: Terms, group: RowGroup, dropout: float, shared: SharedTerms | None = None
 ) -> torch.Tensor:
     """Compute attention of L tokens to each other by the best backend for the call.
 
     Args:
         module: the stock module.
-        query: (B, H, L, d), and so are keys and values.
+        heads: query, key and value, (B, H, L, d).
         group: its rows.
         dropout: probability of dropping an attention weight, 0 where none is dropped.
         shared: those of the longest rows, if they are these or hold for them.
@@ -95,21 +87,14 @@ def attend_as_stock(
     Returns:
         (B, L, H·d).
     """
-    dtype = torch.promote_types(query.dtype, value.dtype)  # under autocast a bias may be float32
-    call = AttentionCall(
-        query.to(dtype),
-        key.to(dtype),
-        value.to(dtype),
-        terms,
-        group.context,
-        mask=group.mask,
-        dropout=dropout,
-        needs_gradients=torch.is_grad_enabled(),
-        # keys that several queries share are repeated already, and by the module Transformers would repeat them again
-        layer=None if getattr(module, "num_key_value_groups", 1) > 1 else module,
-        shared=shared if shared is not None and shared.holds_for(group.context) else None,
-        kept=group.kept,
-    )
+    dtype = torch.promote_types(heads[0].dtype, heads[2].dtype)  # under autocast a bias may be float32
+    query, key, value = (each.to(dtype) for each in heads)
+    # keys that several queries share are repeated already, and by the module Transformers would repeat them again
+    layer = None if getattr(module, "num_key_value_groups", 1) > 1 else module
+    shared = shared if shared is not None and shared.holds_for(group.context) else None
+    given: dict[str, Any] = {"mask": group.mask, "kept": group.kept, "shared": shared, "dropout": dropout}
+    given["needs_gradients"] = torch.is_grad_enabled()
+    call = AttentionCall(query, key, value, terms, group.context, layer=layer, **given)
     if is_watching():
         note_attention(f"this package's {choose(call)[0].name}")
     return run_attention(AUTO, call)[0].flatten(2)

@@ -154,7 +154,7 @@ def attend(
             if repeats > 1:
                 key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
             terms = Terms(scale=scaling if scaling is not None else sizes[0] ** -0.5, bias=bias)
-            return attend_as_stock(module, query, key, value, terms, group, dropout)
+            return attend_as_stock(module, (query, key, value), terms, group, dropout)
         given = {"dropout": dropout, "scaling": scaling, **kwargs}
         out: torch.Tensor = delegate(module, query, key, value, group.mask, **given)[0]
         return out.flatten(2)

@@ -44,6 +44,7 @@ CAPTURE = "_hf_relpos_capture"  # the attribute that holds an encoder's `Capture
 CONTENTS = "_hf_relpos_contents"  # the attribute that holds an encoder's `Contents`
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HELD = ("_modules", "_parameters", "_buffers", *HOOKS)  # dicts of a module whose values count
+VALUES = operator.methodcaller("values")  # scripted modules have no plain dict
 
 # Classes that were looked at, with the forward that they had then and whether all of their code is of `PACKAGES`.
 _classes: dict[type, tuple[Any, bool]] = {}
@@ -175,7 +176,7 @@ class Contents(Fresh):
         held += configs_of(parts)
         kinds = {stock_class(type(each)) for each in parts}
         forwards = [(kind, getattr(kind, "forward", None)) for kind in kinds]
-        values = [*itertools.chain.from_iterable(map(dict.values, held))]
+        values = [*itertools.chain.from_iterable(map(VALUES, held))]
         self._state = trusted, parts, [*map(type, parts)], forwards, held, values
         self.values = values
 
@@ -186,7 +187,7 @@ class Contents(Fresh):
         _, parts, types, forwards, held, values = self._state
         if sum(map(len, held)) != len(values) or not all(map(operator.is_, map(type, parts), types)):
             return False
-        is_same = all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, held)), values))
+        is_same = all(map(operator.is_, itertools.chain.from_iterable(map(VALUES, held)), values))
         return is_same and all(getattr(kind, "forward", None) is forward for kind, forward in forwards)
 
 

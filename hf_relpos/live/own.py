@@ -60,11 +60,8 @@ class OwnParts:
 DEBERTA_V2 = {"DisentangledSelfAttention": deberta.SelfAttention, "DebertaV2Encoder": deberta.Stack}
 DEBERTA_V1 = {"DisentangledSelfAttention": deberta.FirstSelfAttention, "DebertaEncoder": deberta.Stack}
 DEBERTA_EFFECT = "attention is faster, in memory linear in the length"
-ROFORMER = {
-    "RoFormerSelfAttention": roformer.SelfAttention,
-    "RoFormerEncoder": BatchAsMask,
-    "RoFormerSinusoidalPositionalEmbedding": roformer.Sinusoids,
-}
+ROFORMER: dict[str, type] = {"RoFormerSelfAttention": roformer.SelfAttention, "RoFormerEncoder": BatchAsMask}
+ROFORMER |= {"RoFormerSinusoidalPositionalEmbedding": roformer.Sinusoids}
 XLNET_EFFECT = "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less"
 OWN = (
     OwnParts("deberta_v2", DEBERTA_V2, DEBERTA_EFFECT, serves_short=True),
@@ -72,9 +69,7 @@ OWN = (
     OwnParts("mpnet", {"MPNetSelfAttention": mpnet.SelfAttention, "MPNetEncoder": mpnet.Stack}),
     OwnParts("roformer", ROFORMER),
     OwnParts("xlnet", {"XLNetRelativeAttention": xlnet.RelativeAttention, "XLNetModel": xlnet.Model}, XLNET_EFFECT),
-    OwnParts("t5", {"T5Attention": t5.ByOffset}, level="contract"),
-    OwnParts("mt5", {"MT5Attention": t5.ByOffset}, level="contract"),
-    OwnParts("umt5", {"UMT5Attention": t5.ByOffset}, level="contract"),
+    *(OwnParts(name.lower(), {f"{name}Attention": t5.ByOffset}, level="contract") for name in ("T5", "MT5", "UMT5")),
 )
 
 
@@ -89,14 +84,10 @@ SPEECH = {"Wav2Vec2BertSelfAttention": "wav2vec2_bert", "SeamlessM4Tv2ConformerS
 
 def give_speech(root: nn.Module) -> int:
     """Replace relative attention of speech encoders in place; return the number of modules."""
-    found = [
-        part
-        for part in root.modules()
-        if type(part).__module__ == _file(SPEECH.get(type(part).__name__, ""))
-        and type(part) is stock_class(type(part))
-        and getattr(part, "position_embeddings_type", None) == "relative_key"
-        and all(each.device.type == "cpu" for each in part.parameters())
-    ]
+    parts = [each for each in root.modules() if getattr(each, "position_embeddings_type", None) == "relative_key"]
+    parts = [each for each in parts if all(weight.device.type == "cpu" for weight in each.parameters())]
+    parts = [each for each in parts if type(each) is stock_class(type(each))]
+    found = [each for each in parts if type(each).__module__ == _file(SPEECH.get(type(each).__name__, ""))]
     for part in found:
         part.__class__ = substitute_class(type(part), attend_by_offset)
     return len(found)

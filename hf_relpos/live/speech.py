@@ -19,12 +19,7 @@ from .foreign import is_stock
 
 
 def attend_by_offset(
-    self: Any,
-    forward: Any,
-    hidden_states: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
+    self: Any, forward: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """The forward of the self-attention of either encoder, with our backends.
 
@@ -51,10 +46,10 @@ def attend_by_offset(
     left, right = self.left_max_position_embeddings, self.right_max_position_embeddings
     table = self.distance_embedding(torch.arange(left + right + 1, device=hidden_states.device))
     projections = (self.linear_q, self.linear_k, self.linear_v)
-    query, key, value = split_heads(self.num_heads, *(each(hidden_states) for each in projections))
-    terms = Terms(query_table=(clipped_table(table.to(query.dtype), -left, right, "clip"),))
+    heads = split_heads(self.num_heads, *(each(hidden_states) for each in projections))
+    terms = Terms(query_table=(clipped_table(table.to(heads[0].dtype), -left, right, "clip"),))
     group = RowGroup(AttentionContext(length, length), mask)
-    out = attend_as_stock(self, query, key, value, terms, group, rate_of(self.dropout))
+    out = attend_as_stock(self, heads, terms, group, rate_of(self.dropout))
     return self.linear_out(out), None
 
 

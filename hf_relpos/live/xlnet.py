@@ -31,8 +31,8 @@ class Model:
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
         states = self.dropout(self.word_embedding(tokens) if vectors is None else vectors)
-        distances = self.relative_positional_encoding(group.length, group.length, bsz=1, device=states.device)
-        distances = self.dropout(distances)
+        places = self.relative_positional_encoding(group.length, group.length, bsz=1, device=states.device)
+        distances = self.dropout(places)
         segments = None
         if given.get("token_type_ids") is not None:
             kinds = given["token_type_ids"].expand(states.shape[:2])[..., None]
@@ -74,9 +74,8 @@ class RelativeAttention:
         """
         if not isinstance(attn_mask_h, Batch):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)  # type: ignore[misc]
-        query, key, value = (
-            projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
-        )
+        weights = (self.q, self.k, self.v)
+        query, key, value = (projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in weights)
         terms = self.terms(attn_mask_h.groups[0].context, r)
         if seg_mat is not None:
             kinds = seg_mat[:, :, None]  # (1, T, 1, S)
@@ -101,12 +100,8 @@ class RelativeAttention:
         """
         rows = projected(r[1:, 0].to(self.r.dtype), self.r).unflatten(-1, (self.n_head, -1)).transpose(0, 1)
         scalars = torch.einsum("hd,hnd->hn", self.r_r_bias, rows)
-        return Terms(
-            scale=self.scale,
-            query_table=(toeplitz_table(rows, context),),
-            content_bias=self.r_w_bias,
-            scaled_bias=(toeplitz_table(scalars, context),),
-        )
+        tables, biases = (toeplitz_table(rows, context),), (toeplitz_table(scalars, context),)
+        return Terms(scale=self.scale, query_table=tables, content_bias=self.r_w_bias, scaled_bias=biases)
 
 
 def projected(vectors: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

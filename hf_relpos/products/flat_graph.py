@@ -20,12 +20,8 @@ aten = torch.ops.aten
 NOTHING = (aten.alias.default, aten.dropout.default)  # in evaluation
 GUARDS = ("_assert", "sym_constrain")
 # By operator what oneDNN calls it, and its variant; "none" is the exact GELU.
-ACTIVATIONS = {
-    aten.gelu.default: ("gelu", "none"),
-    aten.relu.default: ("relu", ""),
-    aten.silu.default: ("swish", ""),
-    aten.tanh.default: ("tanh", ""),
-}
+ACTIVATIONS = {aten.gelu.default: ("gelu", "none"), aten.relu.default: ("relu", "")}
+ACTIVATIONS |= {aten.silu.default: ("swish", ""), aten.tanh.default: ("tanh", "")}
 
 
 class Argument(NamedTuple):
@@ -107,9 +103,8 @@ def flat_graph(program: Any) -> FlatGraph:
     order = tuple(arguments[node] for node in graph.nodes if node.op == "placeholder")
     if any(node.op == "get_attr" for node in graph.nodes):
         raise ValueError("it has graphs inside")
-    return FlatGraph(
-        partial(type(module).forward, None), order, {name: program.constants[name] for name in constants.values()}
-    )
+    tensors = {name: program.constants[name] for name in constants.values()}
+    return FlatGraph(partial(type(module).forward, None), order, tensors)
 
 
 def _fuse(graph: Graph, arguments: dict[Node, Argument]) -> None:

@@ -58,15 +58,9 @@ class Int8Linear(CachingLinear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `torch.nn.Linear`."""
         weight = self.weight
-        if (
-            self.training
-            or has_gradients(input, weight, self.bias)
-            or input.dtype != torch.float32
-            or weight.device.type != "cpu"
-            or weight.dtype != input.dtype
-            or weight.numel() == 0
-            or torch.is_autocast_enabled("cpu")
-        ):
+        fits = weight.dtype == input.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
+        is_exact = self.training or has_gradients(input, weight, self.bias) or torch.is_autocast_enabled("cpu")
+        if is_exact or not fits:
             return linear(input, weight, self.bias)
         if is_traced() or is_transformed():  # a graph that held the kept one would not see that the weight changes
             return multiply_int8(input, round_weight(weight), self.bias)
