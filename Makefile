@@ -3,7 +3,8 @@
 # make test-more    the other tiers (TIERS in tests/selection.py): documents, ecosystem, hub, scripts, slow
 # make test-all    every tier with every case; the two above choose cases that meet every kind of term
 # make fuzz    property tests with FUZZ_EXAMPLES random examples of each, and the table of docs/reliability.md
-# make lint    style and types only
+# make lint    style, types and declared dependencies only
+# make coverage    share of lines that the fast tests run, by file
 # make schemes    what the schemes say of themselves: docs/schemes.md and its pictures
 # make families   which checkpoints are read: docs/families.md
 # make test-floor   the tests that meet Transformers, on the oldest one that is supported
@@ -35,13 +36,16 @@ FLOOR_TESTS := $(addprefix tests/test_, $(addsuffix .py, buffers card chunked co
 TOOLS_TESTS := $(wildcard tests/test_tools_*.py) $(addprefix tests/test_, $(addsuffix .py, graph_export host live_tools \
 	machine trainer_features))
 
-.PHONY: check-tag demo docs families fuzz release-check schemes test test-all test-more test-floor test-newest newest lint clean
+.PHONY: check-tag coverage demo docs families fuzz release-check schemes test test-all test-more test-floor test-newest newest lint clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hf-relpos demo --out demo-out --overwrite
 
 test: $(VENV)/.installed lint
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+coverage: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) --cov=hf_relpos --cov-report=term:skip-covered
 
 test-more: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "$(TIERS)"
@@ -109,6 +113,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/deptry hf_relpos
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -3,74 +3,31 @@
 Importing this package registers `RelPosBertConfig` and its models with the Auto classes, and with PEFT where that is
 installed: at once where the program has imported the Auto classes, else when it does. No other checkpoint loads
 differently, and no file is read; a stock class that leaves out the relative positions of a checkpoint gives a
-warning. With the environment variable HF_RELPOS_OPTIMIZE=1 (or a precision) each model that is loaded from then on is
+warning. With the environment variable HF_RELPOS_OPTIMIZE=1 (or a dtype) each model that is loaded from then on is
 optimized. Names of this package are imported on first use.
 """
 
+import ast
 import importlib
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .deferred import when_auto_classes_are_imported
+from .deprecation import old_names
 from .version import __version__
 
 
-if TYPE_CHECKING:
-    from .attention.context import AttentionContext as AttentionContext
-    from .attention.formula import Table as Table, Terms as Terms, attend as attend
-    from .conversion import convert as convert, export_checkpoint as export_checkpoint
-    from .live import optimize as optimize, restore_attention as restore_attention
-    from .loaded.buffers import fill_buffers as fill_buffers, unfilled_buffers as unfilled_buffers
-    from .loaded.check import check_loaded as check_loaded
-    from .machine import self_check as self_check
-    from .models.capabilities import explain_backend as explain_backend
-    from .models.configuration_relpos_bert import RelPosBertConfig as RelPosBertConfig
-    from .models.modeling_relpos_bert import (
-        RelPosBertForMaskedLM as RelPosBertForMaskedLM,
-        RelPosBertForMultipleChoice as RelPosBertForMultipleChoice,
-        RelPosBertForNextSentencePrediction as RelPosBertForNextSentencePrediction,
-        RelPosBertForPreTraining as RelPosBertForPreTraining,
-        RelPosBertForQuestionAnswering as RelPosBertForQuestionAnswering,
-        RelPosBertForSequenceClassification as RelPosBertForSequenceClassification,
-        RelPosBertForTokenClassification as RelPosBertForTokenClassification,
-        RelPosBertLMHeadModel as RelPosBertLMHeadModel,
-        RelPosBertModel as RelPosBertModel,
-        RelPosBertPreTrainedModel as RelPosBertPreTrainedModel,
-    )
-    from .models.patch import patch_transformers as patch_transformers
-    from .models.recurrence import SegmentMemory as SegmentMemory
-    from .schemes.registry import SCHEMES as SCHEMES
-    from .schemes.scheme import Option as Option, Scheme as Scheme
-
-
-_NAMES = {
-    ".attention.context": ["AttentionContext"],
-    ".attention.formula": ["Table", "Terms", "attend"],
-    ".conversion": ["convert", "export_checkpoint"],
-    ".loaded.buffers": ["fill_buffers", "unfilled_buffers"],
-    ".loaded.check": ["check_loaded"],
-    ".live": ["optimize", "restore_attention"],
-    ".machine": ["self_check"],
-    ".models.capabilities": ["explain_backend"],
-    ".models.configuration_relpos_bert": ["RelPosBertConfig"],
-    ".models.modeling_relpos_bert": [
-        "RelPosBertForMaskedLM",
-        "RelPosBertForMultipleChoice",
-        "RelPosBertForNextSentencePrediction",
-        "RelPosBertForPreTraining",
-        "RelPosBertForQuestionAnswering",
-        "RelPosBertForSequenceClassification",
-        "RelPosBertForTokenClassification",
-        "RelPosBertLMHeadModel",
-        "RelPosBertModel",
-        "RelPosBertPreTrainedModel",
-    ],
-    ".models.patch": ["patch_transformers"],
-    ".models.recurrence": ["SegmentMemory"],
-    ".schemes.registry": ["SCHEMES"],
-    ".schemes.scheme": ["Option", "Scheme"],
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))  # which type checkers read
+_MODULES = {
+    alias.name: f".{node.module}" for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_OLD_NAMES = {
+    "check_loaded": "verify_weights",
+    "fill_buffers": "initialize_buffers",
+    "restore_attention": "undo_optimize",
+    "unfilled_buffers": "uninitialized_buffers",
+}
+_OLD_NAMES |= {name: f"schemes.{name}" for name in "AttentionContext Option SCHEMES Scheme Table Terms attend".split()}
 __all__ = ["__version__", *_MODULES]
 
 
@@ -79,6 +36,8 @@ def __getattr__(name: str) -> object:
         value = getattr(importlib.import_module(_MODULES[name], __name__), name)
         globals()[name] = value
         return value
+    if name in _OLD_NAMES:
+        return old_names(__name__, _OLD_NAMES, 4)(name)
     if not name.startswith("_"):
         try:
             return importlib.import_module(f".{name}", __name__)

@@ -71,16 +71,12 @@ class _Watcher(MetaPathFinder):
         if self.action is None or not fullname.startswith(self.watched):
             return None
         finders = list(sys.meta_path)
-        for finder in finders[finders.index(self) + 1 if self in finders else 0 :]:  # another watcher among them
-            if not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    executing: Any = _Executing(spec.loader, self)
-                    spec.loader = executing
-                return spec
-        return None
+        after = finders[finders.index(self) + 1 if self in finders else 0 :]  # another watcher among them
+        specs = (finder.find_spec(fullname, path, target) for finder in after if hasattr(finder, "find_spec"))
+        spec: Any = next(filter(None, specs), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Executing(spec.loader, self)
+        return spec
 
     def count(self, change: int) -> None:
         """One module more, or one less, is being executed; after the last one the action is due."""

@@ -222,7 +222,7 @@ def _live(kind: str, fields: Mapping[str, Any]) -> str:
         if not handle.encoders:
             raise WrongError(f"optimize left it as it was: {handle}")
         error = _compare(_states_and_gradients(model, batch), expected, "float32")
-    with optimize(model, precision="int8"):
+    with optimize(model, dtype="int8"):
         found = _states(model, batch)
     cosine = torch.cosine_similarity(found.flatten(), expected[0].flatten(), dim=0).item()
     if not cosine >= INT8_COSINE:

@@ -3,7 +3,7 @@
 import logging
 import re
 import warnings
-from typing import Any
+from importlib import import_module
 
 import torch
 import transformers
@@ -30,7 +30,8 @@ TABLES = re.compile(r"distance_embedding\.")
 def register() -> None:
     """Register `relpos_bert` with the Auto classes and with PEFT. Idempotent; called once after `import hf_relpos`."""
     INSTALLED.bundle, INSTALLED.capabilities, INSTALLED.checks = bundle, capabilities, checks
-    INSTALLED.loading, INSTALLED.families = loading, _families
+    INSTALLED.loading = loading
+    INSTALLED.families = lambda: import_module(".families.loading", __package__)  # when a checkpoint is read
     AutoConfig.register(RelPosBertConfig.model_type, RelPosBertConfig, exist_ok=True)
     for auto, head in HEADS.items():
         getattr(transformers, auto).register(RelPosBertConfig, head, exist_ok=True)
@@ -39,13 +40,6 @@ def register() -> None:
     register_module_buffer_registration_hook(watch_buffers)
     if is_peft_available():
         register_targets(RelPosBertConfig.model_type, like="bert")
-
-
-def _families() -> Any:
-    """The module that reads checkpoints of other architectures, imported when a checkpoint is read."""
-    from .families import loading as families
-
-    return families
 
 
 def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
@@ -61,16 +55,11 @@ def warn_of_left_out_tables(record: logging.LogRecord) -> bool:
     if not stock.startswith("RelPos"):
         ours = f"RelPos{stock}"
         known = any(head.__name__ == ours for head in HEADS.values())
-        remedy = (
-            f"Load it with hf_relpos.{ours}, or inside hf_relpos.patch_transformers()"
-            if known
-            else f"Convert it with `hf-relpos convert {source} OUT`, and load OUT"
-        )
-        warnings.warn(
-            f"{source}: {stock} of Transformers dropped its relative positions (distance_embedding), so its outputs "
-            f"are wrong. {remedy}",
-            stacklevel=level_of_the_loader(),
-        )
+        remedy = f"Convert it with `hf-relpos convert {source} OUT`, and load OUT"
+        if known:
+            remedy = f"Load it with hf_relpos.{ours}, or inside hf_relpos.patch_transformers()"
+        lost = f"{source}: {stock} of Transformers dropped its relative positions (distance_embedding)"
+        warnings.warn(f"{lost}, so its outputs are wrong. {remedy}", stacklevel=level_of_the_loader())
     return True
 
 
@@ -89,10 +78,9 @@ def watch_buffers(module: nn.Module, name: str, buffer: torch.Tensor | None) -> 
     if not kind.__module__.startswith(REMOTE) or kind.__module__ in _warned or filled_again:
         return
     _warned.add(kind.__module__)
-    ours = "; hf_relpos reads this architecture without that code: load it inside hf_relpos.patch_transformers()"
-    warnings.warn(
-        f"{kind.__name__} (remote code) computes the buffer {name} in __init__; Transformers 5 leaves such buffers "
-        "uninitialised, unless the code fills them itself. After loading, run hf_relpos.fill_buffers(model), which "
-        f"names and fills them{ours if READ_HERE.search(kind.__module__) else ''}",
-        stacklevel=level_of_the_loader(),
-    )
+    place = f"{kind.__name__} (remote code) computes the buffer {name} in __init__"
+    left = "Transformers 5 leaves such buffers uninitialised, unless the code fills them itself"
+    remedy = "After loading, run hf_relpos.initialize_buffers(model), which names and fills them"
+    if READ_HERE.search(kind.__module__):
+        remedy += "; hf_relpos reads this architecture without that code, inside hf_relpos.patch_transformers()"
+    warnings.warn(f"{place}; {left}. {remedy}", stacklevel=level_of_the_loader())

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from oracles import tiny_sizes
 from transformers import BertConfig, BertForMaskedLM, BertModel, set_seed
 
 from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertModel
@@ -26,15 +27,8 @@ def pair(heads: bool = False):
         heads: with masked language model heads, and attention that holds its weights.
     """
     set_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=24,
-        num_attention_heads=3,
-        num_hidden_layers=2,
-        intermediate_size=32,
-        max_position_embeddings=LIMIT,
-        initializer_range=0.2,
-    )
+    sizes = tiny_sizes(vocab_size=VOCABULARY, max_position_embeddings=LIMIT)
+    config = BertConfig(**sizes, initializer_range=0.2)
     relative = RelPosBertConfig.from_bert(config, position_embedding_type="tables")
     more = {"attn_implementation": "eager"} if heads else {}
     teacher = (BertForMaskedLM if heads else BertModel)._from_config(config, **more).eval()
@@ -58,7 +52,6 @@ if __name__ == "__main__":
     report = distil(student, teacher, texts(), steps=10, batch_tokens=64, **rates, use_cpu=True, ddp_backend="gloo")
     if torch.distributed.get_rank() == 0:
         student.save_pretrained(folder / "student")
-        (folder / "report.json").write_text(
-            json.dumps({**vars(report), "processes": torch.distributed.get_world_size()})
-        )
+        found = {**vars(report), "processes": torch.distributed.get_world_size()}
+        (folder / "report.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

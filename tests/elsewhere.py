@@ -1,9 +1,9 @@
 """Scripts in processes that cannot import hf_relpos, as on a machine where it is not installed."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from launching import run_code
 
 
 ABSENT = """
@@ -30,7 +30,7 @@ def run_without_package(script: str, folder: Path, *arguments: str) -> str:
     """Run a script where hf_relpos cannot be imported, with a cache of its own and no network.
 
     Args:
-        folder: the working folder; holds the script and the cache.
+        folder: the working folder; holds the cache.
 
     Returns:
         What it printed.
@@ -38,18 +38,7 @@ def run_without_package(script: str, folder: Path, *arguments: str) -> str:
     Raises:
         AssertionError: for an exit code other than 0, with all that it printed.
     """
-    file = folder / "elsewhere.py"
-    file.write_text(f'{ABSENT}\n{script}\nassert "hf_relpos" not in sys.modules\n', encoding="utf-8")
+    code = f'{ABSENT}\n{script}\nassert "hf_relpos" not in sys.modules\n'
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "HF_MODULES_CACHE")}
     environment |= {"HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(file), *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_code(code, *arguments, env=environment, cwd=folder).stdout

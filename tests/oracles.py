@@ -20,9 +20,11 @@ from safetensors import safe_open
 from torch.export import Dim
 from transformers import initialization as init
 
-from hf_relpos import SCHEMES, RelPosBertConfig
+from hf_relpos import RelPosBertConfig
 from hf_relpos.attention.context import AttentionContext, LayerInputs, TokenInputs
-from hf_relpos.models.layers import AttentionInputs, GroupInputs, RelPosBertSelfAttention
+from hf_relpos.attention.unpadding import Batch, RowGroup
+from hf_relpos.models.layers import RelPosBertSelfAttention
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.registry import build_shared
 from hf_relpos.schemes.scheme import Scheme, SharedScheme
 
@@ -236,8 +238,8 @@ class LayerWithShared(RelPosBertSelfAttention):
             context = AttentionContext(hidden_states.shape[1], hidden_states.shape[1])
         if self.shared_distance_embedding is not None:
             context = replace(context, layer=LayerInputs(shared=self.shared_distance_embedding(context)))
-        inputs = AttentionInputs([GroupInputs(attention_mask, context, None, {})])
-        return super().forward(hidden_states, None, past_key_values, inputs, **kwargs)
+        batch = Batch(*hidden_states.shape[:2], (RowGroup(context, attention_mask),))
+        return super().forward(hidden_states, None, past_key_values, batch, **kwargs)
 
 
 @torch.no_grad()

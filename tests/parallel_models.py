@@ -19,8 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers.distributed import DistributedConfig
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM
+from hf_relpos import RelPosBertForMaskedLM
 from hf_relpos.models import modeling_relpos_bert
+from hf_relpos.schemes import SCHEMES
 
 
 PROCESSES, ROWS, LENGTH = 2, 4, 9

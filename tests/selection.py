@@ -26,21 +26,11 @@ import pytest
 
 
 full = False  # set by `--full`, before test modules are imported
+OTHER_LIBRARIES = ("compile", "fuzz_compile", "graph_export", "live_splade", "live_tools", "loading_features")
 # Markers, and the files `test_*.py` that have them as a whole.
 TIERS = {
     "documents": ("demo", "doc_blocks", "docs", "notebook"),
-    "ecosystem": (
-        "compile",
-        "fuzz_compile",
-        "graph_export",
-        "live_splade",
-        "live_tools",
-        "loading_features",
-        "offloading",
-        "processes",
-        "tools_*",
-        "trainer_features",
-    ),
+    "ecosystem": (*OTHER_LIBRARIES, "offloading", "processes", "tools_*", "trainer_features"),
     "hub": ("hub*", "privacy", "saved_code"),
     "slow": (),  # of those marked by themselves: they take seconds beside what faster ones of their file say
     "scripts": ("examples", "scripts"),
@@ -146,7 +136,7 @@ def schemes_of(value: Any, known: Iterable[str]) -> list[str]:
 
 def case_features(params: dict[str, Any], strength: int, every_scheme: bool) -> list[Hashable]:
     """What a case covers: combinations of values of `strength` axes, and its scheme."""
-    from hf_relpos import SCHEMES
+    from hf_relpos.schemes import SCHEMES
 
     axes: list[list[tuple[str, str]]] = []
     features: list[Hashable] = []

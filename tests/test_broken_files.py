@@ -196,7 +196,7 @@ def test_the_command_line_says_it_in_one_line(tmp_path, checkpoints, command, sp
     shutil.copytree(checkpoints / ("stock" if command == "convert" else "ours"), folder)
     spoil(folder)
     (tmp_path / "a.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n2\tb\tc\n")
-    arguments = {"convert": [tmp_path / "out"], "compare": [folder, "--text", tmp_path / "a.tsv"]}
+    arguments = {"convert": [tmp_path / "out"], "compare": [folder, "--texts", tmp_path / "a.tsv"]}
     result = run_command(command, folder, *arguments[command])
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
     told = [line for line in result.stderr.splitlines() if not line.endswith(" …")]  # what a slow machine is doing

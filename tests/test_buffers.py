@@ -9,13 +9,13 @@ import torch
 import transformers
 from errors import raises
 from launching import run_command
+from oracles import tiny_sizes
 from sentence_transformers import CrossEncoder, SentenceTransformer, models as st
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
 from wording import tokenizer
 
-import hf_relpos
-from hf_relpos import registration
+from hf_relpos import initialize_buffers, registration, uninitialized_buffers
 from hf_relpos.loaded import buffers
 
 
@@ -128,11 +128,11 @@ def memory(request, monkeypatch):
 @torch.no_grad()
 def test_fill_buffers_every_table(folder, options, memory):
     model, sound = load(folder, **options), folder[1]["RemoteModel"]
-    found = hf_relpos.unfilled_buffers(model)
+    found = uninitialized_buffers(model)
     assert set(found) == TABLES
     for name, right in found.items():
         assert torch.equal(right, dict(sound.named_buffers()).get(name, sound.slopes))
-    assert set(hf_relpos.fill_buffers(model)) == TABLES and hf_relpos.unfilled_buffers(model) == {}
+    assert set(initialize_buffers(model)) == TABLES and uninitialized_buffers(model) == {}
     bound = 1e-6 if model.dtype == torch.float32 else 0.2
     assert (model(IDS)[0].float() - sound(IDS)[0]).abs().max() <= bound
 
@@ -143,13 +143,13 @@ def test_sentence_transformers_and_cross_encoders(folder):
     trusted = {"trust_remote_code": True}
     body = st.Transformer(str(place / "RemoteModel"), model_kwargs=trusted, config_kwargs=trusted)
     encoder = SentenceTransformer(modules=[body, st.Pooling(32, "cls")])
-    assert hf_relpos.fill_buffers(encoder) and hf_relpos.unfilled_buffers(encoder) == {}
+    assert initialize_buffers(encoder) and uninitialized_buffers(encoder) == {}
     tokens = encoder.tokenize(["a b c"])
     found = encoder.encode(["a b c"], convert_to_tensor=True)
     assert torch.allclose(found[0], saved["RemoteModel"](tokens["input_ids"])[0][0, 0], atol=1e-6)
     reranker = CrossEncoder(str(place / "RemoteClassifier"), trust_remote_code=True)
-    names = hf_relpos.fill_buffers(reranker)
-    assert {name.partition("body.")[2] for name in names} <= TABLES and hf_relpos.unfilled_buffers(reranker) == {}
+    names = initialize_buffers(reranker)
+    assert {name.partition("body.")[2] for name in names} <= TABLES and uninitialized_buffers(reranker) == {}
     tokens = reranker.tokenizer([("a", "b c")], return_tensors="pt")
     expected = saved["RemoteClassifier"](tokens["input_ids"]).logits.sigmoid()
     assert torch.allclose(torch.tensor(reranker.predict([("a", "b c")])), expected[:, 0], atol=1e-6)
@@ -157,11 +157,11 @@ def test_sentence_transformers_and_cross_encoders(folder):
 
 def test_a_load_warns_once(folder, monkeypatch):
     monkeypatch.setattr(registration, "_warned", set())
-    with pytest.warns(UserWarning, match=r"remote code.*hf_relpos\.fill_buffers\(model\)") as seen:
+    with pytest.warns(UserWarning, match=r"remote code.*hf_relpos\.initialize_buffers\(model\)") as seen:
         load(folder)
         load(folder)
-    assert sum("fill_buffers" in str(each.message) for each in seen) == 1
-    assert "test_buffers" in next(each.filename for each in seen if "fill_buffers" in str(each.message))
+    assert sum("initialize_buffers" in str(each.message) for each in seen) == 1
+    assert "test_buffers" in next(each.filename for each in seen if "initialize_buffers" in str(each.message))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         folder[1]["RemoteModel"].__class__(folder[1]["RemoteModel"].config)  # not by a load
@@ -171,7 +171,8 @@ def test_a_load_warns_once(folder, monkeypatch):
 def test_inspect_names_them_where_it_may_run_the_code(folder, memory):
     place = folder[0] / "RemoteModel"
     done = run_command("inspect", place, "--trust-remote-code")
-    assert done.exit_code == 0 and "fill_buffers(model)" in done.output and "uninitialised" in done.output, done.output
+    assert done.exit_code == 0, done.output
+    assert "initialize_buffers(model)" in done.output and "uninitialised" in done.output, done.output
     plain = run_command("inspect", place, "--json", "-")
     assert plain.exit_code == 0 and "--trust-remote-code" in json.loads(plain.stdout)["elsewhere"]
     found = json.loads(run_command("inspect", place, "--trust-remote-code", "--json", "-").stdout)
@@ -233,34 +234,34 @@ CHANGES = {
 @torch.no_grad()
 def test_fill_buffers_leaves_what_was_changed(change, then, memory, tmp_path):
     model = loaded(tmp_path, "slope")
-    hf_relpos.fill_buffers(model)
+    initialize_buffers(model)
     for layer in model.layers:
         change(layer)
     model = then(model)
     before = [layer.table.clone() for layer in model.layers]
-    assert len(hf_relpos.unfilled_buffers(model)) == 3
+    assert len(uninitialized_buffers(model)) == 3
     with pytest.warns(UserWarning, match=r"layers\.1\.table \(changed"):
-        assert hf_relpos.fill_buffers(model) == []
+        assert initialize_buffers(model) == []
     assert all(torch.equal(layer.table, kept) for layer, kept in zip(model.layers, before, strict=True))
     with warnings.catch_warnings(record=True) as left:
         warnings.simplefilter("always")
-        assert hf_relpos.fill_buffers(model, force=["layers.1.table"]) == ["layers.1.table"]
+        assert initialize_buffers(model, force=["layers.1.table"]) == ["layers.1.table"]
     assert model.layers[1].table.tolist() == [0.5] * 4 and "layers.1.table" not in str(left[0].message)
     with raises(ValueError, "layers.7.table"):
-        hf_relpos.fill_buffers(model, force=["layers.7.table"])
+        initialize_buffers(model, force=["layers.7.table"])
 
 
 @torch.no_grad()
 def test_fill_buffers_of_layers_that_were_cut_off(memory, tmp_path):
     model = loaded(tmp_path, "slope")
     model.layers, model.config.num_layers = model.layers[1:], 2
-    assert len(hf_relpos.fill_buffers(model)) == 2
+    assert len(initialize_buffers(model)) == 2
     assert [layer.table[0].item() for layer in model.layers] == [0.5, 0.25]
-    assert hf_relpos.unfilled_buffers(model) == {}
+    assert uninitialized_buffers(model) == {}
     cut = Tables(TablesConfig())
     cut.layers, cut.config.num_layers = cut.layers[1:], 2
     with pytest.warns(UserWarning, match=r"layers\.0\.table"):
-        assert hf_relpos.fill_buffers(cut) == []
+        assert initialize_buffers(cut) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 4 / 3])
@@ -268,27 +269,27 @@ def test_fill_buffers_of_layers_that_were_cut_off(memory, tmp_path):
 @torch.no_grad()
 def test_unfilled_buffers_sees_one_frequency(share, element, tmp_path):
     model = loaded(tmp_path, "frequency")
-    hf_relpos.fill_buffers(model)
+    initialize_buffers(model)
     model.layers[2].table[element] *= share
-    assert list(hf_relpos.unfilled_buffers(model)) == ["layers.2.table"]
+    assert list(uninitialized_buffers(model)) == ["layers.2.table"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @torch.no_grad()
 def test_unfilled_buffers_in_other_precisions(dtype, memory, tmp_path):
     model = loaded(tmp_path, "mask", dtype=dtype)
-    assert len(hf_relpos.fill_buffers(model)) == 3
+    assert len(initialize_buffers(model)) == 3
     assert model.layers[0].table.tolist() == [torch.finfo(dtype).min] * 4
     cast = Tables(TablesConfig(table="mask")).to(dtype)
-    assert hf_relpos.unfilled_buffers(cast) == {}
+    assert uninitialized_buffers(cast) == {}
 
 
 @torch.no_grad()
 def test_fill_buffers_persistent_ones_in_no_file(memory, tmp_path):
     model = loaded(tmp_path, "persistent", left_out="layers.1.table")
-    assert hf_relpos.fill_buffers(model) == ["layers.1.table"] and model.layers[1].table[0] == 0.5
+    assert initialize_buffers(model) == ["layers.1.table"] and model.layers[1].table[0] == 0.5
     model.layers[0].table.fill_(9.0)  # it is in the file, as statistics of training are
-    assert hf_relpos.unfilled_buffers(copy.deepcopy(model)) == {}
+    assert uninitialized_buffers(copy.deepcopy(model)) == {}
 
 
 @pytest.mark.parametrize("table, reason", [("weight", "computed from a weight"), ("random", "drawn at random")])
@@ -296,23 +297,18 @@ def test_fill_buffers_persistent_ones_in_no_file(memory, tmp_path):
 def test_fill_buffers_names_what_nobody_can_know(table, reason, memory, tmp_path):
     model = loaded(tmp_path, table)
     state = torch.get_rng_state()
-    assert set(hf_relpos.unfilled_buffers(model).values()) == {None} and torch.equal(torch.get_rng_state(), state)
+    assert set(uninitialized_buffers(model).values()) == {None} and torch.equal(torch.get_rng_state(), state)
     with pytest.warns(UserWarning, match=reason):
-        assert hf_relpos.fill_buffers(model) == []
+        assert initialize_buffers(model) == []
     with raises(ValueError, "layers.0.table", reason):
-        hf_relpos.fill_buffers(model, force=["layers.0.table"])
+        initialize_buffers(model, force=["layers.0.table"])
     for layer in model.layers:
         layer.table.normal_()
-    assert hf_relpos.unfilled_buffers(model) == {} == hf_relpos.unfilled_buffers(Tables(TablesConfig(table=table)))
+    again = Tables(TablesConfig(table=table))
+    assert uninitialized_buffers(model) == {} == uninitialized_buffers(again)
 
 
-SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
+SIZES = tiny_sizes(vocab_size=60, hidden_size=32, num_attention_heads=4, intermediate_size=48)
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, **FACTORS}
@@ -325,23 +321,21 @@ KINDS += [("gte", DYNAMIC)] if "gte" in transformers.CONFIG_MAPPING else []
 @torch.no_grad()
 def test_fill_buffers_leaves_transformers_own_tables(kind, rope):
     """A long call has changed them, and the class knows the length."""
-    config = transformers.AutoConfig.for_model(
-        kind, max_position_embeddings=16, pad_token_id=0, rope_parameters=dict(rope), **SIZES
-    )
+    config = transformers.AutoConfig.for_model(kind, pad_token_id=0, rope_parameters=dict(rope), **SIZES)
     model = AutoModel.from_config(config).eval()
     first = model.rotary_emb.inv_freq.clone()
     model(torch.arange(5, 60)[None])
     changed = model.rotary_emb.inv_freq.clone()
     assert not torch.equal(first, changed)
-    assert hf_relpos.fill_buffers(model) == [] and torch.equal(model.rotary_emb.inv_freq, changed)
-    assert hf_relpos.unfilled_buffers(model) == {} == hf_relpos.unfilled_buffers(copy.deepcopy(model))
+    assert initialize_buffers(model) == [] and torch.equal(model.rotary_emb.inv_freq, changed)
+    assert uninitialized_buffers(model) == {} == uninitialized_buffers(copy.deepcopy(model))
     model.rotary_emb.inv_freq *= 1.01
-    assert list(hf_relpos.unfilled_buffers(model)) == ["rotary_emb.inv_freq"]
+    assert list(uninitialized_buffers(model)) == ["rotary_emb.inv_freq"]
 
 
 def emptied(dtype=torch.float32, **more):
     """A Llama that was built on the meta device and got memory, and its weights, as for FSDP; and a sound one."""
-    config = transformers.LlamaConfig(**SIZES, max_position_embeddings=16, **more)
+    config = transformers.LlamaConfig(**SIZES, **more)
     sound = transformers.LlamaModel(config).eval().to(dtype)
     with torch.device("meta"):
         model = transformers.LlamaModel(config).eval().to(dtype)
@@ -358,10 +352,10 @@ ROTATIONS = ["rotary_emb.inv_freq", "rotary_emb.original_inv_freq"]
 @torch.no_grad()
 def test_fill_buffers_after_to_empty(dtype):
     model, sound = emptied(dtype)
-    assert list(hf_relpos.unfilled_buffers(model)) == ROTATIONS
-    assert hf_relpos.fill_buffers(model) == ROTATIONS and hf_relpos.fill_buffers(model) == []
+    assert list(uninitialized_buffers(model)) == ROTATIONS
+    assert initialize_buffers(model) == ROTATIONS and initialize_buffers(model) == []
     assert torch.equal(model(IDS)[0], sound(IDS)[0])
-    assert hf_relpos.unfilled_buffers(model) == {} == hf_relpos.unfilled_buffers(sound.half().float())
+    assert uninitialized_buffers(model) == {} == uninitialized_buffers(sound.half().float())
 
 
 @torch.no_grad()
@@ -369,36 +363,36 @@ def test_fill_buffers_after_to_empty_leaves_what_was_written():
     model, _ = emptied()
     model.rotary_emb.inv_freq.copy_(torch.ones(4))
     model.rotary_emb.original_inv_freq = torch.ones(4)
-    assert list(hf_relpos.unfilled_buffers(model)) == ROTATIONS
+    assert list(uninitialized_buffers(model)) == ROTATIONS
     with pytest.warns(UserWarning, match=r"original_inv_freq \(changed"):
-        assert hf_relpos.fill_buffers(model) == []
+        assert initialize_buffers(model) == []
 
 
 @torch.no_grad()
 def test_unfilled_buffers_whose_load_nobody_saw(monkeypatch):
     """What is not of the class is named, and so is what cannot be compared; what was seen to be given is believed."""
     (model, _), random = emptied(), Tables(TablesConfig(table="random"))
-    assert hf_relpos.unfilled_buffers(random) == {}
+    assert uninitialized_buffers(random) == {}
     monkeypatch.setattr(buffers, "allocations", {})
-    assert list(hf_relpos.unfilled_buffers(model)) == ROTATIONS
-    assert set(hf_relpos.unfilled_buffers(random).values()) == {None}
+    assert list(uninitialized_buffers(model)) == ROTATIONS
+    assert set(uninitialized_buffers(random).values()) == {None}
     with pytest.warns(UserWarning, match="filled where nobody saw it, and drawn at random"):
-        assert hf_relpos.fill_buffers(random) == []
+        assert initialize_buffers(random) == []
 
     def build(*arguments, **options):
         raise ValueError("needs a file")
 
     monkeypatch.setattr(buffers, "_build", build)
-    assert hf_relpos.unfilled_buffers(model) == dict.fromkeys(ROTATIONS)
+    assert uninitialized_buffers(model) == dict.fromkeys(ROTATIONS)
 
 
 def test_unfilled_buffers_of_what_cannot_be_built():
     with raises(ValueError, "Tables", "no file of tables"):
-        hf_relpos.unfilled_buffers(Tables(TablesConfig(table="argument"), needed=1))
+        uninitialized_buffers(Tables(TablesConfig(table="argument"), needed=1))
     with raises(TypeError, "PreTrainedModel", "Linear"):
-        hf_relpos.fill_buffers(nn.Linear(2, 2))
+        initialize_buffers(nn.Linear(2, 2))
     with raises(TypeError, "torch.nn.Module", "dict"):
-        hf_relpos.unfilled_buffers({})
+        uninitialized_buffers({})
 
 
 def test_a_model_that_is_built_again_takes_no_second_copy_of_the_weights():
@@ -412,6 +406,6 @@ def test_a_model_that_is_built_again_takes_no_second_copy_of_the_weights():
 def test_the_warning_names_the_way_around_code_that_is_not_needed(module, is_read, monkeypatch):
     kind = type("RotaryTable", (torch.nn.Module,), {"__module__": f"transformers_modules.{module}.c0ffee.modeling"})
     monkeypatch.setattr(registration, "note_allocation", lambda *buffer: True)
-    with pytest.warns(UserWarning, match=r"run hf_relpos\.fill_buffers\(model\)") as caught:
+    with pytest.warns(UserWarning, match=r"run hf_relpos\.initialize_buffers\(model\)") as caught:
         registration.watch_buffers(kind(), "cos_cached", torch.zeros(3))
     assert ("inside hf_relpos.patch_transformers()" in str(caught[0].message)) == is_read

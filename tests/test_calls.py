@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DynamicCache, Qwen3Model
 
 from hf_relpos import optimize
-from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.attention.unpadding import Batch
 from hf_relpos.live import contract, encoder, rules as live_rules
 from hf_relpos.live.arguments import parameters_of
 from hf_relpos.live.rules import CALL, CODE, PADDING
@@ -39,10 +39,10 @@ EMPTY[1] = FULL[:, 39] = False
 
 # By the words of a reason: the encoder, what is set before and after `optimize`, and arguments of the call.
 CASES = {
-    "has not one tensor": ("XLNet", {}, {"attention_mask": REAL[:0]}),
+    "it has no tokens": ("XLNet", {}, {"attention_mask": REAL[:0]}),
     "mask is (4, 1, 40, 40)": ("BERT", {}, {"attention_mask": REAL[:, None, None].expand(-1, 1, 40, -1).double()}),
-    "other numbers than 0 and 1": ("DeBERTa v2", {}, {"attention_mask": NUMBERS}),
-    "a row reads more than its own tokens": ("Qwen3", {}, {CACHE: DynamicCache()}),
+    "values other than 0 and 1": ("DeBERTa v2", {}, {"attention_mask": NUMBERS}),
+    "attends to more than its own tokens": ("Qwen3", {}, {CACHE: DynamicCache()}),
     "asks for attention weights": ("DeBERTa v2", {}, {"output_attentions": True}),
     "chunk_size_feed_forward": ("BERT", {"chunk_size_feed_forward": 2}, {}),
     "has hooks, or was replaced": ("BERT", {}, {"hook": True}),
@@ -50,9 +50,9 @@ CASES = {
     "use_cache=False": ("Qwen3", {}, {"use_cache": True}),
     "use_mems=False": ("XLNet", {}, {"use_mems": True}),
     "changes what the encoder computes": ("Llama, dynamic", {}, {}),
-    "other ids than the padding token": ("BERT", {}, {"input_ids": IDS.where(REAL, MASK)}),
-    "a row has no token": ("BERT", {}, {"attention_mask": EMPTY}),
-    "optimize was told so": ("DeBERTa v2", {}, {"padding": "stock"}),
+    "a token other than the pad token": ("BERT", {}, {"input_ids": IDS.where(REAL, MASK)}),
+    "a sequence has no token": ("BERT", {}, {"attention_mask": EMPTY}),
+    "unpad=False": ("DeBERTa v2", {}, {"unpad": False}),
 }
 
 
@@ -65,13 +65,12 @@ def test_explain_says_why_a_call_is_not_faster(words, caplog):
         model.config.max_position_embeddings = 32
         model = type(model)(model.config).eval()
     inputs = dict(inputs)
-    handle = optimize(model, precision=None, padding=inputs.pop("padding", "zeros"))
+    handle = optimize(model, dtype=None, unpad=inputs.pop("unpad", True))
     for field, value in fields.items():
         setattr(model.config, field, value)
     if inputs.pop("hook", False):
-        next(part for part in model.modules() if isinstance(part, nn.Linear)).register_forward_hook(
-            lambda *given: None
-        )
+        layer = next(part for part in model.modules() if isinstance(part, nn.Linear))
+        layer.register_forward_hook(lambda *given: None)
     mask = inputs.pop("attention_mask", REAL)
     ids = IDS[: len(mask)] if mask.dim() > 2 else IDS[: len(mask)].where(mask != 0, pad_of(model))
     inputs = {"input_ids": ids, "attention_mask": mask if mask.dim() > 2 else mask.long()} | inputs
@@ -93,7 +92,7 @@ def test_optimize_auto_keeps_hidden_states_of_heads():
     torch.manual_seed(0)
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)).double().eval()
     expected = model(**PADDED, output_hidden_states=True)
-    with optimize(model, precision=None, padding="auto") as handle:
+    with optimize(model, dtype=None, unpad="auto") as handle:
         for each, want in zip(model(**PADDED, output_hidden_states=True)[1], expected[1], strict=True):
             assert torch.equal(each, want)
         assert difference(model(**PADDED)[0], expected[0]) < 1e-9
@@ -126,9 +125,9 @@ def without(rule):
 
 def pairs_of_rows_are_mixed(patch):
     """A fault that nobody thought of, of rows of more than 30 tokens."""
-    restore = UnpaddedBatch.restore
+    restore = Batch.restore
     mixed = lambda batch, states: restore(batch, states + states.mean(1, keepdim=True) * (batch.length > 30))  # noqa: E731
-    patch.setattr(UnpaddedBatch, "restore", mixed)
+    patch.setattr(Batch, "restore", mixed)
 
 
 PLACES = (torch.arange(300) % 20)[None].expand(2, -1)
@@ -162,12 +161,12 @@ def test_verified_leaves_a_kind_that_differs_to_transformers(fault, monkeypatch,
     expected = model(**inputs)[0]
     real = inputs.get("attention_mask", torch.ones(expected.shape[:2])) != 0
     if fault != "unknown":  # with its rule the call is right at once
-        with optimize(model, precision=None, verify="load"):
+        with optimize(model, dtype=None, verify="load"):
             assert difference(model(**inputs)[0][real], expected[real]) < 1e-9
     put_back(monkeypatch)
-    with optimize(model, precision=None, verify="load"):
+    with optimize(model, dtype=None, verify="load"):
         assert difference(model(**inputs)[0][real], expected[real]) > 1e-3
-    with optimize(model, precision=None, verify="first call") as handle:
+    with optimize(model, dtype=None, verify="first call") as handle:
         for _ in range(2):
             assert torch.equal(model(**inputs)[0][real], expected[real])
         assert [each.levelname for each in caplog.records].count("WARNING") >= 1
@@ -182,7 +181,7 @@ def test_verified_leaves_a_kind_that_differs_to_transformers(fault, monkeypatch,
 def test_verified_computes_the_first_call_of_a_kind_both_ways():
     model = build("BERT")
     expected, state = model(**PADDED)[0], torch.get_rng_state()
-    with optimize(model, precision=None, verify="first call") as handle:
+    with optimize(model, dtype=None, verify="first call") as handle:
         seen, products = [], []
         for inputs in (PADDED, PADDED, {**PADDED, "token_type_ids": REAL.long() * 0}, PADDED):
             products.append(computed_by(lambda: seen.append(model(**inputs)[0])).products)  # noqa: B023
@@ -198,7 +197,7 @@ def test_verified_computes_the_first_call_of_a_kind_both_ways():
 @torch.no_grad()
 def test_verified_when(verify, both):
     model, states = build("BERT"), []
-    with optimize(model, precision=None, verify=verify):
+    with optimize(model, dtype=None, verify=verify):
         states = [model(**PADDED)[0] for _ in range(4)]
         assert sum(bool(each[~REAL].any()) for each in states) == both
         model.train()  # never in training
@@ -231,7 +230,7 @@ class Names(Computed):
 def test_optimize_keeps_the_name_of_the_attention():
     """Which models ask for, as the sparse layers of MiniMax M3 do, also in calls that are left to Transformers."""
     model = build("BERT")
-    with optimize(model, precision=None) as handle, Names(model) as names:
+    with optimize(model, dtype=None) as handle, Names(model) as names:
         model(**PADDED)
         model(PADDED["input_ids"][:1])
     assert handle.counts().calls == {"contract": 1, "Transformers": 1} and names.found == {"sdpa"}
@@ -242,7 +241,7 @@ def test_optimize_keeps_the_name_of_the_attention():
 def test_optimize_of_an_encoder_that_gets_a_stock_layer(name):
     model, stock = build(name), build(name)
     inputs = PADDED | {"input_ids": IDS.where(REAL, pad_of(model))}
-    optimize(model, precision=None)
+    optimize(model, dtype=None)
     for each in (model, stock):
         layers = next(part for part in each.modules() if isinstance(part, nn.ModuleList))
         layers[1] = next(part for part in build(name).modules() if isinstance(part, nn.ModuleList))[0]

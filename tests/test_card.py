@@ -239,9 +239,9 @@ def test_the_terminal_says_what_was_learnt_and_measured(source, tmp_path, monkey
     monkeypatch.setenv("COLUMNS", "140")
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(read_text("eval")[:60]), encoding="utf-8")
-    words = ["convert", source, tmp_path / "out", "--method", "distil", "--scheme", "shaw", "--seed", "1", "--text"]
-    words += [source.parent / "text.txt", "--text", other, "--method-option", "steps=2"]
-    result = run_command(*words, "--method-option", "batch_tokens=256")
+    words = ["convert", source, tmp_path / "out", *"--method distil --position-embedding-type shaw --seed 1".split()]
+    words += ["--texts", source.parent / "text.txt", "--texts", other, "--method-options", "steps=2"]
+    result = run_command(*words, "--method-options", "batch_tokens=256")
     assert result.exit_code == 0, result.output
     details = json.loads((tmp_path / "out" / "conversion.json").read_text())["details"]
     notes, warnings = details["text"]["notes"], [line for line in result.stderr.splitlines() if "Warning" in line]

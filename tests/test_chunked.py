@@ -13,17 +13,7 @@ from selection import thinned
 from test_formula import ALL, clipped, combination_id, random_terms
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from hf_relpos import (
-    SCHEMES,
-    AttentionContext,
-    RelPosBertForMaskedLM,
-    RelPosBertLMHeadModel,
-    RelPosBertModel,
-    Table,
-    Terms,
-    attend,
-    explain_backend,
-)
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, explain_backend
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks
 from hf_relpos.attention.backends.chunked import (
     Chunked,
@@ -38,6 +28,7 @@ from hf_relpos.attention.formula import TABLE_FIELDS, toeplitz_table
 from hf_relpos.attention.sliding_window import SlidingWindowMask
 from hf_relpos.attention.toeplitz import to_toeplitz
 from hf_relpos.products.cpu_gemm import Library
+from hf_relpos.schemes import SCHEMES, AttentionContext, Table, Terms, attend
 from hf_relpos.schemes.registry import build_scheme
 
 
@@ -553,7 +544,7 @@ def test_a_second_derivative_is_an_error():
     assert choose(call)[0].name == "chunked"
     for mask in (None, SlidingWindowMask(63, 63, 5, CPU)):
         out, _ = run_attention("relpos", dataclasses.replace(call, mask=mask))
-        with raises(NotImplementedError, "create_graph=True", "eager", "restore_attention"):
+        with raises(NotImplementedError, "create_graph=True", "eager", "undo_optimize"):
             torch.autograd.grad(out.sum(), tensors, create_graph=True)
         torch.autograd.grad(out.sum(), tensors)
 

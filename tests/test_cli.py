@@ -23,11 +23,12 @@ from rich.console import Console
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
 import hf_relpos
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.cli import app, parse_options
 from hf_relpos.console import plain_warnings, progress_bar, spinner
 from hf_relpos.conversion import METHODS
 from hf_relpos.families.registry import FAMILIES
+from hf_relpos.schemes import SCHEMES
 
 
 SIZES = tiny_sizes(vocab_size=60, max_position_embeddings=20)
@@ -77,8 +78,8 @@ def test_terminals_without_unicode(command):
 
 def test_convert(source, tmp_path):
     out = tmp_path / "out"
-    arguments = ("convert", source, out, "--scheme", "shaw", "--option", "clip=4", "--method", "drop")
-    result = run(*arguments)
+    options = "--position-embedding-type shaw --position-options clip=4 --method drop".split()
+    result = run("convert", source, out, *options)
     assert result.exit_code == 0, result.output
     config = AutoModel.from_pretrained(out).config
     assert config.position_embedding_type == "shaw" and config.position_options == {"clip": 4}
@@ -97,24 +98,24 @@ def test_convert_by_default_keeps_and_says_how_exactly(source, tmp_path):
 
 
 ERRORS = [
-    (["--scheme", "bias"], "--scheme 'bias'"),
-    (["--option", "clip=-1"], "--option clip=-1"),
-    (["--option", "clip"], "--option 'clip'"),
+    (["--position-embedding-type", "bias"], "--position-embedding-type 'bias'"),
+    (["--position-options", "clip=-1"], "--position-options clip=-1"),
+    (["--position-options", "clip"], "--position-options 'clip'"),
     (["--method", "guess"], "--method 'guess'"),
-    (["--method-option", "steps"], "--method-option 'steps'"),
-    (["--method-option", "steps=3"], "--method-option steps=3: it is an option of method = 'distil'"),
-    (["--scheme", "t5", "--scheme", "shaw"], "--scheme is given more than once"),
-    (["--option", "clip=3", "--option", "clip=4"], "--option clip= is given more than once"),
-    (["--method", "distil"], "--method 'distil' requires `texts` (--text"),
-    (["--method", "keep", "--text", "some.txt"], "--text 'some.txt': there is no such file"),
-    (["--method", "keep", "--text", __file__], "ends in '.py'"),
-    (["--method", "distil", "--text", ""], "--text '' is not a path"),
+    (["--method-options", "steps"], "--method-options 'steps'"),
+    (["--method-options", "steps=3"], "--method-options steps=3: it is an option of method = 'distil'"),
+    (["--position-embedding-type", "t5"] * 2, "--position-embedding-type is given more than once"),
+    (["--position-options", "clip=3"] * 2, "--position-options clip= is given more than once"),
+    (["--method", "distil"], "--method 'distil' requires `texts` (--texts"),
+    (["--method", "keep", "--texts", "some.txt"], "--texts 'some.txt': there is no such file"),
+    (["--method", "keep", "--texts", __file__], "ends in '.py'"),
+    (["--method", "distil", "--texts", ""], "--texts '' is not a path"),
     (["--architecture", "GPT2"], "--architecture 'GPT2'"),
     (["--revision", "main"], "--revision 'main'"),
-    (["--scheme", "relativekey"], "did you mean 'relative_key'?"),
-    (["--scheme", "shaw", "--option", "clib=4"], "did you mean 'clip'?"),
+    (["--position-embedding-type", "relativekey"], "did you mean 'relative_key'?"),
+    (["--position-embedding-type", "shaw", "--position-options", "clib=4"], "did you mean 'clip'?"),
     (["--method", "distill"], "did you mean 'distil'?"),
-    (["--method", "distil", "--text", ".", "--method-option", "step=9"], "did you mean 'steps'?"),
+    (["--method", "distil", "--texts", ".", "--method-options", "step=9"], "did you mean 'steps'?"),
 ]
 
 
@@ -131,7 +132,7 @@ def test_parse_options():
     assert parsed == {"clip": 32, "mode": "log", "none": None, "yes": True, "empty": "", "equal": "a=b"}
 
 
-@pytest.mark.parametrize("name", ["convert", "export", "optimize", "run", "compare"])
+@pytest.mark.parametrize("name", ["convert", "export", "benchmark", "run", "compare"])
 def test_the_help_has_examples_that_are_read_and_two_groups(name, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
@@ -196,7 +197,7 @@ WITHOUT_TORCH = [
     ("--help", 0, "schemes"),
     ("convert no/such/folder OUT", 2, "source = 'no/such/folder': there is no such folder"),
     ("inspect ~nobody/bert", 2, "source = '~nobody/bert': there is no such folder"),
-    ("compare a/b c/d --text no.txt", 2, "--text 'no.txt': there is no such file"),
+    ("compare a/b c/d --texts no.txt", 2, "--texts 'no.txt': there is no such file"),
     ("export . .", 2, "Error: out = '.' exists"),
     ("convert a/b .", 2, "Error: out = '.' exists"),
     ("demo --out .", 2, "Error: --out '.' exists"),
@@ -206,14 +207,8 @@ WITHOUT_TORCH = [
 
 @pytest.mark.parametrize("arguments, status, words", WITHOUT_TORCH)
 def test_help_and_mistyped_paths_need_neither_torch_nor_transformers(arguments, status, words):
-    code = (
-        "import sys\n"
-        "from hf_relpos.cli import app\n"
-        "try:\n"
-        f"    app({arguments.split()})\n"
-        "finally:\n"
-        "    assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
+    call = f"import sys\nfrom hf_relpos.cli import app\ntry:\n    app({arguments.split()})\n"
+    code = call + "finally:\n    assert not {'torch', 'transformers'} & set(sys.modules)"
     done = run_code(code, status=status)
     assert words in done.stdout + done.stderr
 
@@ -242,7 +237,7 @@ def test_inspect(source, tmp_path):
     assert found["family"] == "bert" and found["architecture"] == "BertModel" and found["trained_length"] == 20
     assert found["positions"] == "absolute: position_embedding_type = 'absolute'"
     assert found["tables"] == ["embeddings.position_embeddings.weight"] and "loads it as it is" in found["elsewhere"]
-    assert found["command"] == f"hf-relpos convert {source} OUT --text FILE"
+    assert found["command"] == f"hf-relpos convert {source} OUT --texts FILE"
 
     RelPosBertModel(RelPosBertConfig(**SIZES)).save_pretrained(tmp_path / "ours")
     found = json.loads(run("inspect", tmp_path / "ours", "--json", "-").stdout)
@@ -274,7 +269,7 @@ def test_an_old_folder_without_a_class_and_with_a_pickle(tmp_path):
     (tmp_path / "old" / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "old" / "pytorch_model.bin")
     command = json.loads(run("inspect", tmp_path / "old", "--json", "-").stdout)["command"]
-    assert command == f"hf-relpos convert {tmp_path / 'old'} OUT --text FILE --allow-pickle"
+    assert command == f"hf-relpos convert {tmp_path / 'old'} OUT --texts FILE --allow-pickle"
     convert = ["convert", tmp_path / "old", tmp_path / "out", "--allow-pickle"]
     assert "not converted: cls (config.json names no class" in " ".join(run(*convert).output.split())
     assert "left out" not in run(*convert, "--overwrite", "--architecture", "BertForMaskedLM").output
@@ -319,7 +314,7 @@ def test_tables_fit_the_terminal(command, columns, monkeypatch):
 
 def test_the_nearest_name_is_said(source, tmp_path):
     none = str(tmp_path / "[none]")
-    misspelt, missing = ["convert", source, none, "--shceme", "shaw"], ["convert", none, tmp_path / "out"]
-    for arguments, words in ((misspelt, "--scheme"), (["convrt"], "convert"), (missing, none)):
+    wrong, missing = ["convert", source, none, "--position-embeding-type", "t5"], ["convert", none, tmp_path / "out"]
+    for arguments, words in ((wrong, "--position-embedding-type"), (["convrt"], "convert"), (missing, none)):
         result = run(*arguments)
         assert result.exit_code == 2 and words in result.stderr

@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 
 def test_compare(folder, tmp_path):
     out = tmp_path / "out.json"
-    given = ("--text", folder / "text.txt", "--lengths", "16,48,128", "--json", out, "--tokens", 128)
+    given = ("--texts", folder / "text.txt", "--lengths", "16,48,128", "--json", out, "--tokens", 128)
     result = run("compare", folder / "teacher", folder / "student", *given)
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
@@ -67,7 +67,7 @@ def test_compare(folder, tmp_path):
 def test_compare_by_default(folder, monkeypatch):
     """A model with itself; the lengths follow its limit, and those past it are not read."""
     monkeypatch.setenv("HOME", str(folder))
-    result = run("compare", "~/teacher", folder / "teacher", "--text", folder / "text.txt", "--tokens", 64)
+    result = run("compare", "~/teacher", folder / "teacher", "--texts", folder / "text.txt", "--tokens", 64)
     assert result.exit_code == 0, result.output
     assert "Verdict: safe up to 64 tokens; the result reads at most 64." in result.output
     assert "256 tokens not measured: the student reads at most 64 tokens" in result.output
@@ -75,7 +75,7 @@ def test_compare_by_default(folder, monkeypatch):
 
 def test_short_text_and_another_language(folder, tmp_path):
     (tmp_path / "short.txt").write_text("кот сел. " * 8)
-    result = run("compare", folder / "teacher", folder / "student", "--text", tmp_path / "short.txt")
+    result = run("compare", folder / "teacher", folder / "student", "--texts", tmp_path / "short.txt")
     assert result.exit_code == 0, result.output
     # two of three tokens, but [CLS] and [SEP]
     assert "Warning: 62 % of the tokens are unknown to the tokenizer" in result.output
@@ -92,16 +92,16 @@ def test_each_stage_is_told_to_its_end(folder):
 
 
 ERRORS = [
-    ("teacher student --text none.txt", "there is no such file"),
-    ("teacher bare --text text.txt --lengths 8,x", "--lengths '8,x' is not a list of"),
-    ("teacher bare --text text.txt --lengths 2", "--lengths 2 is too short: [CLS] and [SEP]"),
-    ("teacher bare --text text.txt --json no/out.json", "its folder does not exist"),
-    ("bare student --text text.txt", "bare: no tokenizer could be loaded"),
-    ("small student --tokenizer teacher --text text.txt", "the model has vocab_size = 50; give the"),
-    ("nothing student --text text.txt", "nothing: no such folder"),
-    ("teacher student --text text.txt --pooling max", "pooling = 'max'"),
-    ("teacher student --text docs.tsv --field body", "no field 'body' (it has id, text)"),
-    ("teacher student --text docs.tsv", "does not fill one window of 16 tokens"),
+    ("teacher student --texts none.txt", "there is no such file"),
+    ("teacher bare --texts text.txt --lengths 8,x", "--lengths '8,x' is not a list of"),
+    ("teacher bare --texts text.txt --lengths 2", "--lengths 2 is too short: [CLS] and [SEP]"),
+    ("teacher bare --texts text.txt --json no/out.json", "its folder does not exist"),
+    ("bare student --texts text.txt", "bare: no tokenizer could be loaded"),
+    ("small student --tokenizer teacher --texts text.txt", "the model has vocab_size = 50; give the"),
+    ("nothing student --texts text.txt", "nothing: no such folder"),
+    ("teacher student --texts text.txt --pooling max", "pooling = 'max'"),
+    ("teacher student --texts docs.tsv --field body", "no field 'body' (it has id, text)"),
+    ("teacher student --texts docs.tsv", "does not fill one window of 16 tokens"),
 ]
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from oracles import sine_cosine
 
-from hf_relpos import AttentionContext
+from hf_relpos.schemes import AttentionContext
 from hf_relpos.schemes.encodings import sinusoid_concat
 
 

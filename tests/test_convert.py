@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from test_sources import pickled
 from transformers import AutoTokenizer, BertConfig, BertTokenizer
 
-from hf_relpos import SCHEMES
 from hf_relpos.conversion import METHODS, ConversionError, ConversionReport, convert, verify
 from hf_relpos.conversion.build import build_teacher
 from hf_relpos.conversion.pipeline import APPLY
 from hf_relpos.families.names import is_scheme
 from hf_relpos.models.modeling_relpos_bert import HEADS, RelPosBertPreTrainedModel
 from hf_relpos.models.saved_code import remote_code
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.scheme import Option, is_count, is_number
 
 
@@ -32,27 +32,20 @@ FIXTURES = Path(__file__).parent / "fixtures"
 WORDS, LENGTH, POSITIONS = 60, 9, 20
 TABLE = "embeddings.position_embeddings.weight"
 AUTO = {head.__name__.removeprefix("RelPos"): auto for auto, head in HEADS.items()}
-RELATIVE = [
-    name
-    for name, scheme in SCHEMES.items()
-    if scheme.zero_init_is_identity and not scheme.required_inputs and name != "absolute"
-]
+LEARNABLE = {name: each for name, each in SCHEMES.items() if each.zero_init_is_identity and not each.required_inputs}
+RELATIVE = [name for name in LEARNABLE if name != "absolute"]
 every_head = pytest.mark.parametrize("architecture", AUTO)
 ABSOLUTE_METHODS = [name for name, method in METHODS.items() if method.from_absolute and not method.from_relative]
 # Of those, the ones whose result is relative and is had without text.
-TO_RELATIVE = [
-    name
-    for name in ABSOLUTE_METHODS
-    if not METHODS[name].unsupported_reason(SCHEMES["relative_key"]) and not METHODS[name].learns
-]
+UNTAUGHT = [name for name in ABSOLUTE_METHODS if not METHODS[name].learns]
+TO_RELATIVE = [name for name in UNTAUGHT if not METHODS[name].unsupported_reason(SCHEMES["relative_key"])]
 every_scheme = pytest.mark.parametrize("scheme", RELATIVE)
 
 
 def bert(architecture="BertModel", dtype=torch.float32, **overrides):
     """A tiny stock BERT, every parameter of which has an effect."""
-    sizes = tiny_sizes(
-        vocab_size=WORDS, max_position_embeddings=POSITIONS, is_decoder=architecture == "BertLMHeadModel"
-    )
+    sizes = tiny_sizes(vocab_size=WORDS, max_position_embeddings=POSITIONS)
+    sizes["is_decoder"] = architecture == "BertLMHeadModel"
     return stir(getattr(transformers, architecture)(BertConfig(**sizes | overrides)), 0.3).eval().to(dtype)
 
 
@@ -78,11 +71,8 @@ def inputs(architecture="BertModel", length=LENGTH):
     shape = (2, 3, length) if architecture == "BertForMultipleChoice" else (2, length)
     mask = torch.ones(shape, dtype=torch.long)
     mask[-1, ..., length - 3 :] = 0
-    batch = {
-        "input_ids": torch.randint(1, WORDS, shape),
-        "token_type_ids": torch.randint(0, 2, shape),
-        "attention_mask": mask,
-    }
+    batch = {"input_ids": torch.randint(1, WORDS, shape), "token_type_ids": torch.randint(0, 2, shape)}
+    batch["attention_mask"] = mask
     return {**batch, "use_cache": False} if architecture == "BertLMHeadModel" else batch
 
 
@@ -263,12 +253,10 @@ def test_layout_of_the_first_uploads(tmp_path):
     batch = inputs()
     masked = load("BertForMaskedLM", tmp_path / "masked")
     assert_same_outputs(stock, masked, batch, names=[("prediction_logits", "logits")])
-    assert {step.source for step in report.of_kind("dropped")} == {
-        "bert.pooler.dense.weight",
-        "bert.pooler.dense.bias",
-        "cls.seq_relationship.weight",
-        "cls.seq_relationship.bias",
+    dropped = {
+        f"{part}.{name}" for part in ("bert.pooler.dense", "cls.seq_relationship") for name in ("weight", "bias")
     }
+    assert {step.source for step in report.of_kind("dropped")} == dropped
     assert all(step.note == "not a part of BertForMaskedLM" for step in report.of_kind("dropped"))
     for architecture, twin in (("BertForPreTraining", stock), ("BertModel", stock.bert)):
         convert(source, tmp_path / architecture, architecture=architecture)

@@ -69,6 +69,16 @@ def test_commands_are_there_with_their_options(page):
             assert {word for word in words if word.startswith("--")} <= known, line
 
 
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_tables_have_rows(page):
+    """Without a row below the rule, GitHub and MkDocs show bars: an empty line ends a table."""
+    lines = prose(page).splitlines()
+    rules = [number for number, line in enumerate(lines) if re.fullmatch(r"\|[ :|-]*-[ :|-]*\|", line)]
+    for number in rules:
+        bars = {lines[at].replace(r"\|", "").count("|") for at in (number - 1, number, number + 1)}
+        assert len(bars) == 1 < min(bars), "\n".join(lines[number - 1 : number + 2])
+
+
 def test_the_way_in_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 

@@ -11,17 +11,16 @@ from test_live_speech import build as build_speech
 from torch import nn
 from transformers import Wav2Vec2BertModel
 
-from hf_relpos import SCHEMES, RelPosBertModel, explain_backend, optimize
+from hf_relpos import RelPosBertModel, explain_backend, optimize
 from hf_relpos.attention.backends import chunked
 from hf_relpos.products.cpu_gemm import Library
+from hf_relpos.schemes import SCHEMES
 
 
 # of each level, and every encoder with attention of its own
+PLAIN = ("BERT", "MPNet", "RoFormer", "XLNet", "T5", "UMT5", "ModernBERT", "ALBERT", "remote code", "DeBERTa v1")
 ENCODERS = {
-    name: {} for name in ("BERT", "MPNet", "RoFormer", "XLNet", "T5", "UMT5", "ModernBERT", "ALBERT", "remote code")
-}
-ENCODERS |= {
-    "DeBERTa v1": {},
+    **{name: {} for name in PLAIN},
     "DeBERTa v2": {"position_buckets": -1, "share_att_key": False},
     "DeBERTa v2, as v3": {"position_buckets": 96},
 }
@@ -73,7 +72,7 @@ def test_scheme_with_dropout_modules_alone_in_training():
 def test_speech_encoder_with_a_soft_mask(implementation, none_too_short):
     model = build_speech("Wav2Vec2-BERT", attention_dropout=0.2)
     model.set_attn_implementation(implementation)
-    optimize(model, precision=None)
+    optimize(model, dtype=None)
     attention = model.encoder.layers[0].self_attn.train()
     mask = torch.randn(2, 1, 40, 40, dtype=torch.float64)
     states = torch.randn(2, 40, 24, dtype=torch.float64)
@@ -92,7 +91,7 @@ def test_threads(scheme, none_too_short):
 
 def test_int8_is_for_evaluation():
     model = build("BERT", torch.float32, dropout=0.2)
-    optimize(model, precision="int8")
+    optimize(model, dtype="int8")
     assert_same_draws(model.train(), tokens(padding(LENGTHS, max(LENGTHS))))
 
 

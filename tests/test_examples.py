@@ -152,15 +152,14 @@ def test_a_new_model_of_each_kind_by_one_flag(data, tmp_path):
 
 def test_recipe_own_scheme(data, tmp_path):
     """Trained by its name from a file, and measured again."""
-    (tmp_path / "scheme_of_mine.py").write_text(
-        "from hf_relpos.schemes.alibi import ALiBi\n\n\nclass Mine(ALiBi, name='alibi_of_mine'):\n    pass\n"
-    )
+    code = "from hf_relpos.schemes.alibi import ALiBi\n\n\nclass Mine(ALiBi, name='alibi_of_mine'):\n    pass\n"
+    (tmp_path / "scheme_of_mine.py").write_text(code)
     mine, out = ("--scheme_file", tmp_path / "scheme_of_mine.py"), tmp_path / "out"
     new = (*NEW, "--position_embedding_type", "alibi_of_mine")
     trained = recipe("run_mlm", *mine, *mlm(data, out, *new, "--max_steps", 1))
     assert AutoConfig.from_pretrained(out).position_embedding_type == "alibi_of_mine"
     again = train("run_mlm", data, tmp_path, "txt", *mine, "--do_eval", model=out)
-    hf_relpos.SCHEMES.pop("alibi_of_mine")
+    hf_relpos.schemes.SCHEMES.pop("alibi_of_mine")
     assert again["eval_loss"] == pytest.approx(trained["eval_loss"])
     with pytest.raises(SystemExit, match=r"--scheme_file .*no\.py: no such Python file"):
         recipe("run_mlm", "--scheme_file", "no.py", *mlm(data, out, *new))
@@ -627,7 +626,7 @@ REFUSED = {
         "--train_file a.tsv --max_seq_length 900": "the model reads 128",
         "--train_file a.tsv --max_seq_length 0": "whole number from 1 on",
         "--train_file a.tsv --freeze_layers 9": "the model has 4 layers",
-        "--train_file a.tsv --position_embedding_type shaw": "has 'absolute'. Convert it first: .* --scheme shaw",
+        "--train_file a.tsv --position_embedding_type shaw": "has 'absolute'. Convert it first: .*--position-emb",
         "--train_file a.tsv --attention_window 8": "a bert model has none",
         "--train_file a.tsv --do_predict": "--do_predict: has nothing to predict",
         "--train_file a.tsv --do_train False": "nothing to do: give --do_train",

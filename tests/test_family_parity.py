@@ -175,4 +175,5 @@ def test_the_table_of_roformer_and_beyond_its_end(tmp_path):
 def test_a_roformer_decoder_that_sees_the_future_is_refused(tmp_path, monkeypatch):
     stock_model("roformer", "RoFormerForCausalLM", tmp_path / "source")
     monkeypatch.delattr("transformers.models.roformer.modeling_roformer.create_causal_mask", raising=False)
-    assert_not_converted(tmp_path / "source", tmp_path / "out", "sees the tokens to come in this release")
+    wanted = "in this release of Transformers it sees the tokens to come"
+    assert_not_converted(tmp_path / "source", tmp_path / "out", wanted)

@@ -144,11 +144,8 @@ def test_a_folder_that_is_refused_when_it_is_replaced(tmp_path, taken):
             out.mkdir()
         raise ValueError("no checkpoint")
 
-    with (
-        warnings.catch_warnings(record=True) as told,
-        pytest.raises(ValueError, match="no checkpoint"),
-        atomic_folder(out, True, check) as partial,
-    ):
+    refused = pytest.raises(ValueError, match="no checkpoint")
+    with warnings.catch_warnings(record=True) as told, refused, atomic_folder(out, True, check) as partial:
         (partial / "a").write_text("ours")
     kept = [path for path in tmp_path.iterdir() if names(path) == ["thesis"]]
     assert len(kept) == 1 and len(names(tmp_path)) == 1 + taken and (kept == [out]) is not taken

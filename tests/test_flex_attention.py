@@ -11,13 +11,14 @@ from test_chunked import leaves_of
 from test_formula import clipped, random_tensor, turn
 from torch.nn.attention.flex_attention import create_block_mask
 
-from hf_relpos import AttentionContext, Table, Terms, attend, explain_backend
+from hf_relpos import explain_backend
 from hf_relpos.attention.backends import flex_attention as backend
 from hf_relpos.attention.backends.flex_attention import FlexAttention
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.context import Positions
 from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.sliding_window import SlidingWindowMask
+from hf_relpos.schemes import AttentionContext, Table, Terms, attend
 
 
 BATCH, HEADS, LENGTH, KEYS, SIZE, START = 2, 3, 7, 9, 8, 2

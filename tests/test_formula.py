@@ -11,11 +11,11 @@ from computed import Computed
 from oracles import array, formula_by_loop, padding, uncompiled
 from torch.autograd import gradcheck
 
-from hf_relpos import AttentionContext, Table, Terms, attend
 from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS
 from hf_relpos.attention.toeplitz import to_toeplitz
+from hf_relpos.schemes import AttentionContext, Table, Terms, attend
 
 
 BATCH, HEADS, SIZE, SCALE = 2, 3, 4, 0.37

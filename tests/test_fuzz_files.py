@@ -40,15 +40,10 @@ def byte_damage(draw):
 def header_damage(draw):
     """Entries of the header of a safetensors file that are changed, doubled or gone."""
     which, field = draw(st.floats(0, 0.99)), draw(st.sampled_from(["dtype", "shape", "data_offsets", "name", "all"]))
-    value = draw(
-        {
-            "dtype": DTYPES,
-            "shape": st.lists(st.integers(-2, 2**63), max_size=3),
-            "data_offsets": st.lists(st.integers(-1, 2**64), min_size=1, max_size=3),
-            "name": st.text(max_size=5),
-            "all": JSON,
-        }[field]
-    )
+    values = {"dtype": DTYPES, "name": st.text(max_size=5), "all": JSON}
+    values["shape"] = st.lists(st.integers(-2, 2**63), max_size=3)
+    values["data_offsets"] = st.lists(st.integers(-1, 2**64), min_size=1, max_size=3)
+    value = draw(values[field])
     size = draw(st.none() | st.integers(0, 2**64 - 1))
 
     def spoil(path):

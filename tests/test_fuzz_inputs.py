@@ -6,8 +6,9 @@ from fuzzing import attempt, examples, memory_limit
 from hypothesis import given, strategies as st
 from oracles import tiny_config, tiny_model
 
-from hf_relpos import SCHEMES, RelPosBertModel
+from hf_relpos import RelPosBertModel
 from hf_relpos.models.recurrence import SegmentMemory
+from hf_relpos.schemes import SCHEMES
 
 
 P = 16  # max_position_embeddings of `tiny_config`

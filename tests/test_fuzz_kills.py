@@ -120,7 +120,7 @@ def in_child(work, root, disturbance=None):
             os.dup2(os.open(root.parent / "errors.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
             sys.stdout = sys.stderr = open(2, "w", closefd=False)
             warnings.simplefilter("ignore")
-            os.environ["HF_RELPOS_FAST_PRODUCTS"] = "0"  # a measurement would choose, and the sums differ
+            os.environ["HF_RELPOS_ONEDNN"] = "off"  # a measurement would choose, and the sums differ
             cpu_gemm.linear_library.cache_clear()
             cpu_gemm.bmm_library.cache_clear()
             disturb(disturbance, root, count)

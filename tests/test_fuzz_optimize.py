@@ -124,17 +124,10 @@ def call_of(draw: random.Random, stock: nn.Module, name: str) -> tuple[list[Any]
         encoder = stock.encoder if isinstance(stock, Head) else stock
         embeddings = encoder.get_input_embeddings()(inputs.pop("input_ids")).detach()
         inputs["inputs_embeds"] = embeddings + torch.randn(embeddings.shape, generator=generator) / 9
-    keywords = {
-        "special_tokens_mask": (~real).long(),
-        "use_cache": False,
-        "head_mask": None,
-        "return_loss": False,
-        "return_dict": draw.choice([False, False, True, None]),
-        "output_hidden_states": True,
-        "output_attentions": draw.random() < 0.5,
-        "position_ids": None,
-        "token_type_ids": None,
-    }
+    keywords = {"special_tokens_mask": (~real).long(), "use_cache": False, "return_loss": False}
+    keywords |= {"return_dict": draw.choice([False, False, True, None]), "output_hidden_states": True}
+    keywords |= {"output_attentions": draw.random() < 0.5}
+    keywords |= dict.fromkeys(("head_mask", "position_ids", "token_type_ids"))
     given = draw.sample(sorted(keywords), draw.choice([0, 0, 1, 1, 2, 3]))
     inputs |= {key: keywords[key] for key in given if key not in inputs}
     if draw.random() < 1 / 16:
@@ -201,14 +194,15 @@ def test_optimize_calls_are_as_in_transformers(plans, seed):
     name = draw.choice(NAMES)
     head = "" if draw.random() < 0.5 else draw.choice([*tasks_of(name), *HEADS])
     dtype = draw.choice([torch.float64, torch.float64, torch.float32])
-    # what heads read at hidden tokens is their users' affair under "mask"
-    padding = rarely(draw, "stock", *["mask"] * (3 if head in ("", "mean of tokens") else 0), often="zeros")
+    # what heads read at hidden tokens is their users' affair under "attention_mask"
+    masks = ["attention_mask"] * (3 if head in ("", "mean of tokens") else 0)
+    unpad = rarely(draw, "never", *masks, often="pad_token")
     fields = rope_fields(name, draw.choice([*ROPE_TYPES, *check.BY_BATCH])) if name in ROTARY else {}
     fields |= {"attn_implementation": "eager"} if draw.random() < 1 / 6 else {}
     stock = build(name, dtype, head if head in tasks_of(name) else "", **fields)
     stock = Head(stock, head).eval() if head in HEADS else stock
     ours = copy.deepcopy(stock)
-    optimize(ours, rarely(draw, None, often="float32"), unpad=rarely(draw, False, often=True), padding=padding)
+    optimize(ours, rarely(draw, None, often="float32"), unpad=rarely(draw, False, often=unpad))
     if draw.random() < 1 / 8:
         ours = draw.choice([copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])(ours)
     assert inspect.signature(ours.forward) == inspect.signature(stock.forward), "another signature"
@@ -218,7 +212,7 @@ def test_optimize_calls_are_as_in_transformers(plans, seed):
         args, inputs, real = call_of(draw, stock, name)
         mode, ids = draw.choice(MODES), args[0] if args else inputs.get("input_ids")
         is_padding = ids is not None and bool((ids.reshape(real.shape)[~real] == pad_of(stock)).all())
-        may_be_zero = ~real & (padding == "mask" or (padding == "zeros" and is_padding))
+        may_be_zero = ~real & (unpad == "attention_mask" or (unpad == "pad_token" and is_padding))
         expected, their_gradients = outcome(stock, mode, args, inputs, real)
         plans.clear()
         found, gradients = outcome(ours, mode, args, inputs, real)

@@ -12,7 +12,8 @@ from selection import FEATURE_SCHEMES, with_full
 from torch.export import Dim
 from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-from hf_relpos import SCHEMES, RelPosBertForSequenceClassification, RelPosBertModel
+from hf_relpos import RelPosBertForSequenceClassification, RelPosBertModel
+from hf_relpos.schemes import SCHEMES
 
 
 RECORDED = with_full([12], [24])  # within the table and past its end

@@ -82,12 +82,12 @@ def test_copy_in_float32_follows_the_encoder():
 
 
 @pytest.mark.parametrize("rate", [10.0, 1.0], indirect=True)
-@pytest.mark.parametrize("padding", ["zeros", "auto", "stock"])
+@pytest.mark.parametrize("unpad", [True, "auto", False])
 @torch.no_grad()
-def test_optimize_by_the_rates_of_half_precision(padding, rate):
+def test_optimize_by_the_rates_of_half_precision(unpad, rate):
     stock, inputs = build("BERT", torch.float16, "MaskedLM"), tokens(PADDED)
     model = copy.deepcopy(stock)
-    handle = optimize(model, padding=padding, verify="load")
+    handle = optimize(model, unpad=unpad, verify="load")
     assert difference(model(**inputs).logits[PADDED], stock(**inputs).logits[PADDED]) <= 2e-3
     assert bool(copies_in(model)) == (rate > 1) == ("half precision runs in float32" in handle.summary)
     assert any(type(part) is HalfLinear for part in model.modules()) == (rate > 1)

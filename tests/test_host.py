@@ -104,22 +104,9 @@ def test_a_misspelt_keyword_is_an_error(auto, word, meant):
 
 
 # Of PEFT, DataCollatorWithFlattening, pipelines, Trainer and Transformers' decorators.
-HANDED_THROUGH = (
-    "adapter_names",
-    "cu_seq_lens_k",
-    "cu_seq_lens_q",
-    "debug_io",
-    "ignore_index",
-    "is_causal",
-    "max_length_k",
-    "max_length_q",
-    "num_items_in_batch",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "seq_idx",
-    "shift_labels",
-)
+HANDED_THROUGH = ("adapter_names", "cu_seq_lens_k", "cu_seq_lens_q", "debug_io", "ignore_index", "is_causal")
+HANDED_THROUGH += ("max_length_k", "max_length_q", "num_items_in_batch", "output_attentions", "output_hidden_states")
+HANDED_THROUGH += ("return_dict", "seq_idx", "shift_labels")
 
 
 @pytest.mark.parametrize("auto", HEADS)

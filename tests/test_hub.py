@@ -21,10 +21,11 @@ import torch
 from hub_fixtures import running_hub
 from huggingface_hub import ModelCard
 
-from hf_relpos import SCHEMES, RelPosBertConfig
+from hf_relpos import RelPosBertConfig
 from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
 from hf_relpos.models.saved_code.bundle import bundle
 from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
+from hf_relpos.schemes import SCHEMES
 
 
 CODE = {CONFIGURATION, MODELING}
@@ -251,7 +252,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and (one - other).abs().max().item() <= 1e-5
 
 
-def check_loaded(story: Story, who: str, auto: str, repo: str, revision: str):
+def verify_weights(story: Story, who: str, auto: str, repo: str, revision: str):
     """That process loaded the right class and got what the pusher got: from the head too, if it was saved."""
     key = f"{auto} {repo} {revision}"
     notes, outputs = story.notes[who][key], story.outputs[who][key]
@@ -327,13 +328,13 @@ def test_repositories(story):
 @pytest.mark.parametrize("auto, repo, revision", FIRST)
 def test_loading_elsewhere(story, auto, repo, revision):
     """Of private repositories, too, and with every head on an encoder that was saved with another one."""
-    check_loaded(story, "elsewhere", auto, repo, revision)
+    verify_weights(story, "elsewhere", auto, repo, revision)
     if repo == MAIN and auto in ("AutoModelForCausalLM", "AutoModelForPreTraining"):  # these read its vocabulary head
         assert same(story.outputs["elsewhere"][f"{auto} {MAIN} main"]["head"], story.pushed(MAIN)["head"])
 
 
 def test_revisions_elsewhere(story):
-    check_loaded(story, "elsewhere", MASKED, MAIN, story.notes["author"]["pinned"])
+    verify_weights(story, "elsewhere", MASKED, MAIN, story.notes["author"]["pinned"])
     dev, main = (story.outputs["elsewhere"][f"{MASKED} {MAIN} {revision}"]["head"] for revision in ("dev", "main"))
     assert not same(dev, main)
 
@@ -363,7 +364,7 @@ def test_answers_elsewhere(story, note, words):
 @pytest.mark.parametrize("auto, repo, revision", FIRST + SECOND)
 def test_installed_class_wins(story, auto, repo, revision):
     """Without a flag, and so without a prompt: nobody answers one there."""
-    check_loaded(story, "home", auto, repo, revision)
+    verify_weights(story, "home", auto, repo, revision)
 
 
 @pytest.mark.parametrize("how, repo", [("direct", MAIN), ("asked", MAIN), ("bare", "user/bare")])

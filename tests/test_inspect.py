@@ -58,11 +58,15 @@ def test_inspect_every_text_model_of_transformers(kind, tmp_path):
     write_shapes(tmp_path, shapes)
     found = inspect_checkpoint(tmp_path)
     assert found["family"] == kind and bool(found["command"] or found["refused"]) == (kind in FAMILIES)
-    assert "has no class" not in found["elsewhere"]
+    assert "has no class" not in found["elsewhere"] and found["positions"]
+    if kind in ("qwen3", "modernbert"):
+        assert found["positions"].startswith("rope: ")
     if model is None:
         assert "cannot be built from config.json" in found["elsewhere"]
     elif is_whole:
-        faster = "; hf_relpos.optimize(model) makes that faster on a CPU" * (kind in ENCODERS or kind in FAMILIES)
+        faster = "; used as an encoder, hf_relpos.optimize(model) may make it faster on a CPU"
+        if kind in ENCODERS or kind in FAMILIES:
+            faster = "; hf_relpos.optimize(model) makes that faster on a CPU"
         assert found["elsewhere"] == f"loads it as it is{faster}"
         (tmp_path / "modules.json").write_text("[]")  # of a sentence encoder, such as Qwen3-Embedding
         assert "optimize" in inspect_checkpoint(tmp_path)["elsewhere"]
@@ -93,6 +97,12 @@ def test_inspect_other_tensors_than_the_class_has(tmp_path):
         written(tensors, model_type="nobody_knows")
     found = written(tensors, model_type="nobody_knows", auto_map={"AutoModel": "modeling.Model"})
     assert "has no class" in found["elsewhere"] and "--trust-remote-code" in found["elsewhere"]
+
+
+def test_inspect_adapter(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/base"}')
+    with raises(ConversionError, "adapter (LoRA) of a/base", "merge it first", "merge_and_unload"):
+        inspect_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("form", NEZHA)

@@ -150,8 +150,8 @@ def test_word_embeddings_are_trained_with_predictions_alone(small, tmp_path, hea
 @pytest.mark.slow
 def test_products_in_bfloat16_come_as_close(small, tmp_path, monkeypatch):
     """On the same text and steps; teacher, measurement and result are in float32. A setting forbids bfloat16."""
-    found, precisions, optimize = {}, [], hf_relpos.optimize
-    spy = lambda model, precision, **more: precisions.append(precision) or optimize(model, precision, **more)  # noqa: E731
+    found, dtypes, optimize = {}, [], hf_relpos.optimize
+    spy = lambda model, dtype, **more: dtypes.append(dtype) or optimize(model, dtype, **more)  # noqa: E731
     monkeypatch.setattr("hf_relpos.conversion.learn.optimize", spy)
     for bfloat16, allowed in ((True, False), (False, True), (True, True)):
         monkeypatch.setattr("hf_relpos.conversion.learn.multiplies_bfloat16", lambda: bfloat16)  # noqa: B023
@@ -161,7 +161,7 @@ def test_products_in_bfloat16_come_as_close(small, tmp_path, monkeypatch):
         options = {"steps": 20, "batch_tokens": 128}
         report = convert(small / "bert", out, texts=small / "text.txt", method_options=options, overwrite=True)
         student = "bfloat16" if bfloat16 and allowed else "float32"
-        assert precisions[-4:] == [student, "float32", "float32", "float32"]
+        assert dtypes[-4:] == [student, "float32", "float32", "float32"]
         computed = json.loads((out / "conversion.json").read_text())["details"]["computed"]
         assert computed == {"student": student, "teacher": "float32", "on": processor_name(torch.device("cpu"))}
         found[bfloat16] = torch.tensor([each.token_cosine for each in report.fidelity.lengths])
@@ -243,7 +243,7 @@ def test_convert_keeps_pairs(small, tmp_path):
         fitted = report.details["text"]
         assert fitted["pair_windows"] > 0.3 * fitted["windows"] if pairs is None else fitted["pair_windows"] == 0
         card = (tmp_path / str(pairs) / "README.md").read_text(encoding="utf-8")
-        assert ("--method-option pairs=0.5" in card) == (pairs == 0)
+        assert ("--method-options pairs=0.5" in card) == (pairs == 0)
     assert found[None][1] > found[0][1]
     with pytest.raises(ConversionError, match="pairs"):
         distil(small, tmp_path / "not", method_options={"pairs": 2})
@@ -312,7 +312,7 @@ def test_convert_for_long_texts(small, tmp_path):
 LONG = {"length": 1000, "distil_tokens": 1500}
 REFUSED = [
     ({"texts": ["a"], "field": "body"}, r"field = 'body' \(--field\) requires files"),
-    ({"texts": Path("https://example.org/a.txt")}, "text = 'https:/example.org/a.txt'"),
+    ({"texts": Path("https://example.org/a.txt")}, "texts = 'https:/example.org/a.txt'"),
     ({"texts": None}, "requires `texts`"),
     ({"method_options": LONG}, "too long for 1500 tokens"),
     ({"texts": ["A short sentence about nothing, and no more than that."] * 3}, "give at least 500"),
@@ -418,17 +418,17 @@ def poorly_trained(monkeypatch):
 def command(small, tmp_path, *more, **options):
     words = ["convert", small / "bert", tmp_path / "out", "--method", "distil"]
     for key, value in {**FEW, **options}.items():
-        words += ["--method-option", f"{key}={value}"]
+        words += ["--method-options", f"{key}={value}"]
     return run_command(*words, *more)
 
 
 @pytest.mark.slow
 def test_a_poor_result_is_written_and_told(small, tmp_path, poorly_trained):
-    result = command(small, tmp_path, "--text", small / "text.txt")
+    result = command(small, tmp_path, "--texts", small / "text.txt")
     assert result.exit_code == 3 and "written to" in result.stdout and AutoModel.from_pretrained(tmp_path / "out")
     told = " ".join(result.stderr.split())
     assert re.search(r"Warning: .*was written, but .*sentence cosine .* below 0.85.*Try more steps", told)
-    assert command(small, tmp_path, "--text", small / "text.txt", "--overwrite", "--force").exit_code == 0
+    assert command(small, tmp_path, "--texts", small / "text.txt", "--overwrite", "--force").exit_code == 0
 
 
 def test_a_text_too_short_to_check_with_is_told(small, tmp_path):
@@ -464,10 +464,10 @@ def test_texts_with_different_fields(small, tmp_path):
     for name, field, lines in (("a", "abstract", parts[::2]), ("b", "chapter", parts[1::2])):
         rows = [json.dumps({field: line}) for line in lines if line.strip()]
         (folder / f"{name}.jsonl").write_text("\n".join(rows))
-    words = ["--text", folder / "a.jsonl", "--text", folder / "b.jsonl"]
+    words = ["--texts", folder / "a.jsonl", "--texts", folder / "b.jsonl"]
     for given, said in (
         ((*words, *("--field", "abstract") * 3), "3 fields for 2 texts; give one, or one for each"),
-        (("--text", folder, "--field", "abstract"), "--skip-unreadable"),
+        (("--texts", folder, "--field", "abstract"), "--skip-unreadable"),
     ):
         refused = command(small, tmp_path, *given)
         assert refused.exit_code == 2 and said in refused.stderr and not (tmp_path / "out").exists()
@@ -475,7 +475,7 @@ def test_texts_with_different_fields(small, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "conversion.json").read_text())["arguments"]
     assert found["field"] == ["abstract", "chapter"] and found["texts"] == ["a.jsonl", "b.jsonl"]
-    words = ["--text", folder, "--field", "abstract", "--force", "--overwrite", "--skip-unreadable"]
+    words = ["--texts", folder, "--field", "abstract", "--force", "--overwrite", "--skip-unreadable"]
     result = command(small, tmp_path, *words)
     assert result.exit_code == 0 and "b.jsonl" in result.stderr, result.output
     assert "skip_unreadable=True" in (tmp_path / "out" / "README.md").read_text()

@@ -99,9 +99,8 @@ def check_same(one: dict, other: dict) -> None:
     """Two results of `run` by the same operations; products may round differently with the alignment in memory."""
     assert one.keys() == other.keys()
     for name, tensor in one.items():
-        torch.testing.assert_close(
-            tensor, other[name], rtol=0, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        message = f"{name}: {{}}".format
+        torch.testing.assert_close(tensor, other[name], rtol=0, atol=2e-6, msg=message)
 
 
 def test_every_head_is_there():

@@ -108,7 +108,7 @@ def test_optimize_empty_batches(name, shape):
 @torch.no_grad()
 def test_level_and_padding(name, padding):
     (level, taken), (stock, ours, report) = LEVELS[name], pair(name)
-    assert [each.level for each in report.encoders] == [level] and not report.left
+    assert [each.level for each in report.encoders] == [level] and not report.skipped
     real, hidden = PADDING[padding]
     inputs = tokens(real, pad_of(stock) if hidden is None else hidden)
     expected, found = dict(tensors_of(stock(**inputs))), dict(tensors_of(ours(**inputs)))
@@ -128,15 +128,15 @@ def test_level_in_half_precision(name):
     """Decided in float32, where a difference is no rounding; also where it takes out no padding on the left."""
     (exact,) = pair(name)[2].encoders
     for dtype in (torch.bfloat16, torch.float16):
-        report = optimize(build(name, dtype), precision=None)
+        report = optimize(build(name, dtype), dtype=None)
         (half,) = report.encoders
         assert (half.level, " on the right" in half.effect) == (exact.level, " on the right" in exact.effect)
         assert half.difference <= 1e-5
 
 
 def test_recurrent_head_in_half_precision():
-    report = str(optimize(encoders.Head(build("DistilBERT"), "BiLSTM").bfloat16().eval(), precision=None))
-    assert "padding stays: Head reads states at padding" in report
+    report = str(optimize(encoders.Head(build("DistilBERT"), "BiLSTM").bfloat16().eval(), dtype=None))
+    assert "padding is kept: outputs of Head depend on hidden states at padding" in report
 
 
 def block_encoder(layers=3):
@@ -157,7 +157,7 @@ def test_level_meets_blocks_longer_than_its_rows(monkeypatch):
         assert difference(found[mask], expected[mask]) <= 1e-9
     assert len(first_layers(stock).encoder.block) == 2
     monkeypatch.setattr(check, "MOST_OPERATIONS", 0)
-    assert "not of batches of 24 tokens and more" in str(optimize(block_encoder()))
+    assert "not from 24 tokens on" in str(optimize(block_encoder()))
 
 
 def test_first_layers_have_all_kinds():
@@ -171,7 +171,7 @@ def test_level_meets_windows_wider_than_its_rows(monkeypatch):
     for window, sides in ((contract.window_of, ""), (lambda mask, about: about, " on the left")):
         monkeypatch.setattr(contract, "window_of", window)
         model = build("Gemma3, two-sided", sliding_window=900)
-        assert f"padding{sides} is taken out" in str(optimize(model)) and model.config.sliding_window == 451
+        assert f"padding{sides} is removed" in str(optimize(model)) and model.config.sliding_window == 451
 
 
 class Scaled(RemoteModel):
@@ -265,17 +265,11 @@ class Named(ABC, RemoteModel):
         return {"states": states, "first": states[:, 0], "tokens": attention_mask.sum(1)}
 
 
-@pytest.mark.parametrize(
-    "kind, by_length",
-    [
-        (Scaled, (False, False)),
-        (Remembering, (False, False)),
-        (Ending, (True, True)),
-        (Centred, (True, False)),
-        (Running, (True, False)),
-        (Named, (True, True)),
-    ],
-)
+BY_LENGTH = [(Scaled, (False, False)), (Remembering, (False, False)), (Ending, (True, True)), (Centred, (True, False))]
+BY_LENGTH += [(Running, (True, False)), (Named, (True, True))]
+
+
+@pytest.mark.parametrize("kind, by_length", BY_LENGTH)
 def test_optimize_remote_code(kind, by_length):
     """What a few short rows in evaluation do not show; whether padding is taken out in evaluation, and in training."""
     torch.manual_seed(0)
@@ -305,7 +299,7 @@ def test_optimize_remote_code(kind, by_length):
 
 @pytest.mark.parametrize("kind", [Cut, Final])
 def test_optimize_remote_code_that_is_left(kind):
-    (left,) = optimize(kind(RemoteConfig(**SIZES)).eval()).left
+    (left,) = optimize(kind(RemoteConfig(**SIZES)).eval()).skipped
     assert "no level computes what it does" in left.reason
 
 
@@ -355,7 +349,7 @@ WRITES = {
 def test_optimize_never_writes_to_the_model(way):
     model = Writing(RemoteConfig(**SIZES), way).eval()
     before, versions = copy.deepcopy(model.state_dict()), [each._version for each in model.parameters()]
-    (left,) = optimize(model, precision=None).left
+    (left,) = optimize(model, dtype=None).skipped
     assert left.reason == "its forward writes to its weights (layers.0.linear1.weight)"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert versions == [each._version for each in model.parameters()]
@@ -370,7 +364,7 @@ def test_optimize_of_a_model_that_writes_at_times(training):
     """In training, or of rows that are longer than those of the check."""
     when = (lambda model, ids: model.training) if training else (lambda model, ids: ids.shape[1] > 32)
     model = Writing(RemoteConfig(**SIZES), WRITES["in place"], when).eval()
-    (encoder,) = optimize(model, precision=None).encoders
+    (encoder,) = optimize(model, dtype=None).encoders
     assert ("not in training" in encoder.effect) == training
     written = model.layers[0].linear1.weight
     before = written.detach().clone()
@@ -383,7 +377,7 @@ def test_optimize_rwkv_that_rescales_its_weights(layers):
     """From the seventh layer on; the others are divided by 1."""
     sizes = {"vocab_size": 60, "hidden_size": 16, "attention_hidden_size": 16}
     model = transformers.RwkvModel(transformers.RwkvConfig(**sizes, num_hidden_layers=layers)).eval()
-    before, report = copy.deepcopy(model.state_dict()), str(optimize(model, precision=None))
+    before, report = copy.deepcopy(model.state_dict()), str(optimize(model, dtype=None))
     assert ("writes to its weights (blocks.6.attention.output.weight)" in report) == (layers == 7)
     assert not model.layers_are_rescaled
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -403,7 +397,7 @@ class Asked(RemoteModel):
 def test_optimize_remote_code_with_arguments_of_its_own():
     stock = Asked(RemoteConfig(**SIZES)).double().eval()
     ours, context = copy.deepcopy(stock), tokens(torch.ones(RIGHT.shape, dtype=torch.bool))["input_ids"]
-    assert "ask with use_cache=False" in str(optimize(ours))
+    assert "pass use_cache=False" in str(optimize(ours))
     asked = {"use_cache": False, "return_dict": False}
     for arguments in ({}, asked, asked | {"context": context}, asked | {"mean": True}):
         expected, found = (model(**tokens(RIGHT), **arguments) for model in (stock, ours))
@@ -416,6 +410,6 @@ def test_padding_by_the_mask_of_an_encoder_that_reads_hidden_tokens():
     """The scale of ESM-2's token dropout counts [MASK] tokens, also those that the mask hides."""
     stock = build("ESM-2, token dropout")
     ours, inputs = copy.deepcopy(stock), tokens(RIGHT, MASK)
-    report = optimize(ours, padding="mask")
-    assert "no level computes what it does" in report.left[0].reason
+    report = optimize(ours, unpad="attention_mask")
+    assert "no level computes what it does" in report.skipped[0].reason
     assert torch.equal(ours(**inputs)[0], stock(**inputs)[0])

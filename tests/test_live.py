@@ -31,15 +31,14 @@ from hf_relpos.attention.backends import chunked as backend_chunked
 from hf_relpos.host.declarations import T5_BIAS
 
 
-attention_alone = partial(optimize, precision=None, unpad=False)
+attention_alone = partial(optimize, dtype=None, unpad=False)
 SIZES = encoders.SIZES | {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4}
 RELATIVE = encoders.DISENTANGLED
 V3 = SIZES | RELATIVE | encoders.BUCKETS | {"norm_rel_ebd": "layer_norm", "position_biased_input": False}
 V3 |= {"max_relative_positions": -1}
 T5_SIZES = encoders.T5 | {"vocab_size": 50, "d_model": 32, "num_heads": 4, "dropout_rate": 0.0}
-XLNET_SIZES = dict(
-    vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=24, initializer_range=0.3, ff_activation="gelu"
-)
+XLNET_SIZES = dict(vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=24, initializer_range=0.3)
+XLNET_SIZES["ff_activation"] = "gelu"
 V1, V2 = (DebertaModel, DebertaConfig), (DebertaV2Model, DebertaV2Config)
 UNBUCKETED = {"position_buckets": -1, "max_relative_positions": 6, "norm_rel_ebd": "none"}
 MODELS = {
@@ -104,7 +103,7 @@ def assert_accelerated_as_stock(model, inputs, bound: float) -> None:
     """The output and all gradients of a model are the same once its attention is accelerated."""
     before, gradients_before = forward_and_gradients(model, inputs)
     handle = attention_alone(model)
-    assert [each.layers for each in handle.encoders] == [model.config.num_hidden_layers] and not handle.left
+    assert [each.layers for each in handle.encoders] == [model.config.num_hidden_layers] and not handle.skipped
     after, gradients_after = forward_and_gradients(model, inputs)
     assert_equal_numbers(after, before, bound)
     assert gradients_before.keys() == gradients_after.keys()
@@ -186,17 +185,11 @@ def test_rows_that_are_all_padding_are_as_stock(name, backend):
 def random_deberta(draw: random.Random) -> torch.nn.Module:
     heads, size = draw.choice([1, 2, 3, 4]), draw.choice([4, 6, 8, 16])
     kinds = draw.choice([["c2p"], ["p2c"], ["c2p", "p2c"], "p2c|c2p", []])
-    fields = SIZES | {
-        "hidden_size": heads * size,
-        "num_attention_heads": heads,
-        "num_hidden_layers": draw.choice([1, 3]),
-        "relative_attention": draw.random() < 0.9,
-        "pos_att_type": kinds,
-        "max_relative_positions": draw.choice([-1, 20, 100]),
-        "max_position_embeddings": 128,
-        "type_vocab_size": draw.choice([0, 2]),
-        "position_biased_input": draw.random() < 0.5,
-    }
+    fields = SIZES | {"hidden_size": heads * size, "num_attention_heads": heads}
+    fields |= {"num_hidden_layers": draw.choice([1, 3]), "relative_attention": draw.random() < 0.9}
+    fields |= {"pos_att_type": kinds, "max_relative_positions": draw.choice([-1, 20, 100])}
+    fields |= {"max_position_embeddings": 128, "type_vocab_size": draw.choice([0, 2])}
+    fields |= {"position_biased_input": draw.random() < 0.5}
     if draw.random() < 0.4:
         return DebertaModel(DebertaConfig(**fields))
     norm = draw.choice(["none", "layer_norm"]) if fields["relative_attention"] else "none"
@@ -246,8 +239,8 @@ def test_attention_weights_and_hidden_states_are_those_of_stock(name, padding, b
 def test_what_is_left_is_named_with_its_reason():
     talking = DebertaModel(DebertaConfig(**SIZES, **RELATIVE, talking_head=True))
     handle = attention_alone(talking)
-    assert not handle.encoders and "left the model" in str(handle)
-    assert "no level computes what it does on a few rows (difference: attention alone" in str(handle)
+    assert not handle.encoders and "skipped the model" in str(handle)
+    assert "no level computes what it does on a probe batch (difference: attention alone" in str(handle)
 
     model = build("v3")
     attention = type(model.encoder.layer[1].attention.self)
@@ -259,7 +252,7 @@ def test_what_is_left_is_named_with_its_reason():
     hooked.forward = hooked.forward
     assert not attention_alone(model).encoders
 
-    assert "nothing inside maps tokens" in str(attention_alone(torch.nn.Linear(2, 2)))
+    assert "no module inside maps tokens" in str(attention_alone(torch.nn.Linear(2, 2)))
     bert = attention_alone(BertModel(BertConfig(**SIZES)))
     assert "(BertModel): padding is left to Transformers" in str(bert)
     with pytest.raises(TypeError, match="takes a torch"):
@@ -298,7 +291,7 @@ def test_decoders_are_left():
         (XLNetModel(XLNetConfig(**XLNET_SIZES, bi_data=True)), "attention alone fails"),
     ):
         handle = attention_alone(model)
-        assert not handle.encoders and reason in handle.left[0].reason
+        assert not handle.encoders and reason in handle.skipped[0].reason
 
 
 @pytest.mark.skipif(older_than("5.14"), reason="stock MPNet has no masks by pairs")

@@ -34,7 +34,7 @@ OWN = [(scheme, backend) for scheme in SCHEMES for backend in ("relpos", "sdpa",
 @pytest.mark.parametrize("name, backend", [*((name, None) for name in ARCHITECTURES), *OWN])
 def test_twice_the_rows_take_twice_the_memory(name, backend, trains):
     model = build(name, torch.float32, **({"attn_implementation": backend} if backend else {})).train(trains)
-    assert optimize(model, precision=None).encoders
+    assert optimize(model, dtype=None).encoders
     sizes = []
     with torch.set_grad_enabled(trains):
         for lengths in (LENGTHS, 2 * LENGTHS):
@@ -55,5 +55,5 @@ def test_modernbert_takes_no_more_memory_than_transformers():
     model = build("ModernBERT", torch.float32, max_position_embeddings=512)
     inputs = batch(model, lengths)
     _, expected, _ = allocated(model, inputs)
-    assert optimize(model, precision=None).encoders
+    assert optimize(model, dtype=None).encoders
     assert allocated(model, inputs)[1] <= expected

@@ -51,7 +51,7 @@ def test_outputs_and_gradients_are_those_of_stock(name, implementation, monkeypa
     model = build(name)
     model.set_attn_implementation(implementation)
     expected = outputs_and_gradients(model)
-    handle = optimize(model, precision=None)
+    handle = optimize(model, dtype=None)
     assert "2 layers): relative attention of sound" in str(handle)
     largest = max(each.abs().max() for each in expected)
     for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -65,7 +65,7 @@ def test_no_tensor_of_all_pairs_is_made(monkeypatch):
     """Which is what the gather of (L, L, d) and the einsum with it need."""
     monkeypatch.setattr(chunked, "FEWEST_SCORES", 0)
     model, features, sizes = build("Wav2Vec2-BERT"), torch.randn(1, 1500, 8, dtype=torch.float64), []
-    optimize(model, precision=None)
+    optimize(model, dtype=None)
     gather = torch.nn.functional.embedding
     monkeypatch.setattr(
         torch.nn.functional, "embedding", lambda ids, *rest: sizes.append(ids.numel()) or gather(ids, *rest)
@@ -79,10 +79,10 @@ def test_calls_that_ask_for_weights_and_other_positions_go_to_stock(monkeypatch)
     monkeypatch.setattr(chunked, "FEWEST_SCORES", 0)
     model, features = build("Wav2Vec2-BERT", attn_implementation="eager"), torch.randn(1, 20, 8, dtype=torch.float64)
     expected = model(features, output_attentions=True).attentions
-    optimize(model, precision=None)
+    optimize(model, dtype=None)
     for ours, theirs in zip(model(features, output_attentions=True).attentions, expected, strict=True):
         assert torch.equal(ours, theirs)
-    assert "sound" not in str(optimize(build("Wav2Vec2-BERT", position_embeddings_type="rotary"), precision=None))
+    assert "sound" not in str(optimize(build("Wav2Vec2-BERT", position_embeddings_type="rotary"), dtype=None))
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -101,7 +101,7 @@ def test_masks_of_any_kind_given_to_an_attention_module(implementation, gradient
     row[1] = lowest
     with torch.set_grad_enabled(gradients):
         expected = [attention(states, mask)[0] for mask in (soft, pairs, row)]
-        optimize(model, precision=None)
+        optimize(model, dtype=None)
         for mask, theirs in zip((soft, pairs, row), expected, strict=True):
             assert (attention(states, mask)[0] - theirs).abs().max() <= 1e-12 * theirs.abs().max()
 
@@ -109,7 +109,7 @@ def test_masks_of_any_kind_given_to_an_attention_module(implementation, gradient
 def test_undo_inside_a_call(monkeypatch):
     """As by another thread: calls of these modules do not make `undo` wait."""
     model, features = build("Wav2Vec2-BERT"), torch.randn(1, 20, 8, dtype=torch.float64)
-    expected, handle = model(features)[0], optimize(model, precision=None)
+    expected, handle = model(features)[0], optimize(model, dtype=None)
     monkeypatch.setattr(speech, "prefer_backend", lambda *sizes: handle.undo())
     assert torch.equal(model(features)[0], expected)
 
@@ -118,5 +118,5 @@ def test_optimize_text_encoder_with_speech_inside():
     text = RemoteModel(RemoteConfig(**TEXT_SIZES))
     text.sound = build("Wav2Vec2-BERT")
     report = optimize(text)
-    assert [each.level for each in report.encoders] == ["", "by length"] and not report.left
-    assert optimize(text).left[0].reason == "it is accelerated already"
+    assert [each.level for each in report.encoders] == ["", "by length"] and not report.skipped
+    assert optimize(text).skipped[0].reason == "it is accelerated already"

@@ -33,9 +33,8 @@ def splade(folder, kind=Transformer, **options):
     model = BertForMaskedLM(BertConfig(vocab_size=WORDS, initializer_range=0.3, **sizes))
     torch.nn.init.normal_(model.cls.predictions.bias)
     save_with_tokenizer(model, folder)
-    return SparseEncoder(
-        modules=[kind(str(folder), transformer_task="fill-mask"), SpladePooling(**options)], device="cpu"
-    )
+    modules = [kind(str(folder), transformer_task="fill-mask"), SpladePooling(**options)]
+    return SparseEncoder(modules=modules, device="cpu")
 
 
 def agree(one, other):
@@ -75,10 +74,8 @@ def test_optimize_splade_sums(tmp_path):
     """Pooling by sum, which reads all logits, is as before, and the report promises nothing."""
     model = splade(tmp_path, pooling_strategy="sum", chunk_size=4)
     expected = model.encode(BATCH).to_dense()
-    assert (
-        "vocabulary head" not in str(hf_relpos.optimize(model))
-        and type(model[0].model.cls.predictions.decoder) is not VocabularyHead
-    )
+    assert "vocabulary head" not in str(hf_relpos.optimize(model))
+    assert type(model[0].model.cls.predictions.decoder) is not VocabularyHead
     agree(model.encode(BATCH).to_dense(), expected)
 
 
@@ -144,7 +141,7 @@ def test_logits_for_other_readers(unread, caplog):
 def test_pooling_of_logits_that_were_read(tmp_path):
     """They are not computed again; what was written to them counts."""
     stock, model = splade(tmp_path), splade(tmp_path)
-    hf_relpos.optimize(model, padding="stock")
+    hf_relpos.optimize(model, unpad=False)
     read = [each[0](each.preprocess(BATCH)) for each in (stock, model)]
     for features in read:
         features["token_embeddings"][..., 100:] = -1.0
@@ -156,7 +153,7 @@ def test_pooling_of_logits_that_were_read(tmp_path):
 def test_optimize_splade_training_and_weights(tmp_path):
     """With gradients, and for weights in which tokens count by halves, as before."""
     stock, model = splade(tmp_path), splade(tmp_path)
-    hf_relpos.optimize(model, padding="stock")
+    hf_relpos.optimize(model, unpad=False)
     features = model.preprocess(BATCH)
     halves = {**features, "attention_mask": features["attention_mask"] * torch.linspace(0.5, 1, 303)}
     with torch.no_grad():

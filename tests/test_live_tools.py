@@ -13,7 +13,7 @@ from wording import TEXTS, VOCABULARY, save_with_tokenizer
 from hf_relpos import optimize
 
 
-pytestmark = pytest.mark.parametrize("accelerate", [partial(optimize, precision=None, unpad=False), optimize])
+pytestmark = pytest.mark.parametrize("accelerate", [partial(optimize, dtype=None, unpad=False), optimize])
 V3_FIELDS = V3 | SIZES | {"vocab_size": len(VOCABULARY)}
 TOLERANCE = 1e-5
 

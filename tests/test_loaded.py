@@ -1,4 +1,4 @@
-"""`check_loaded` on models that a load has left wrong in five ways, and on sound ones."""
+"""`verify_weights` on models that a load has left wrong in five ways, and on sound ones."""
 
 import time
 
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, PreTrainedConfig, PreTrainedModel
 
 import hf_relpos
-from hf_relpos import RelPosBertModel, check_loaded
+from hf_relpos import RelPosBertModel, verify_weights
 
 
 SIZES = tiny_sizes(hidden_size=32, num_attention_heads=2, max_position_embeddings=64)
@@ -53,10 +53,10 @@ class Broken(PreTrainedModel):
 
 WAYS = {
     # way: tensors without a place in the file, tensors that are found, words of cause and remedy
-    "buffer": ((), "table", ("uninitialised", "fill_buffers(model)")),
-    "attribute": ((), "table", ("uninitialised", "fill_buffers(model)")),
-    "persistent": (("table",), "table", ("uninitialised", "fill_buffers(model)")),
-    "overwritten": ((), "scale", ("_init_weights", "check_loaded(model, mend=True)")),
+    "buffer": ((), "table", ("uninitialised", "initialize_buffers(model)")),
+    "attribute": ((), "table", ("uninitialised", "initialize_buffers(model)")),
+    "persistent": (("table",), "table", ("uninitialised", "initialize_buffers(model)")),
+    "overwritten": ((), "scale", ("_init_weights", "verify_weights(model, repair=True)")),
     "random": (("expert",), "expert", ("started at random", "in no file")),
 }
 
@@ -77,7 +77,7 @@ def test_check_loaded_names_cause_and_remedy(way, tmp_path, monkeypatch):
     left_out, named, words = WAYS[way]
     before = saved(tmp_path, way, left_out)
     model = Broken.from_pretrained(tmp_path)
-    found = check_loaded(model)
+    found = verify_weights(model)
     wrong = {name: str(each) for name, each in found.items() if named in name}
     assert len(wrong) == (4 if way == "random" else 2)
     assert all(word in text for text in wrong.values() for word in words)
@@ -85,9 +85,9 @@ def test_check_loaded_names_cause_and_remedy(way, tmp_path, monkeypatch):
         assert {name for name in found if name.endswith("table")} and torch.all(model.layers[0].scale == 1)
     else:
         assert wrong.keys() == found.keys()
-    left = check_loaded(model, mend=True)
+    left = verify_weights(model, repair=True)
     assert set(left) == ({name for name in wrong} if way == "random" else set())
-    assert check_loaded(model) == left
+    assert verify_weights(model) == left
     if way != "random":
         assert all(torch.equal(now, value) for now, value in zip(model.parameters(), before.parameters(), strict=True))
         assert all(torch.equal(layer.table, torch.arange(8.0)) for layer in model.layers if hasattr(layer, "table"))
@@ -102,10 +102,10 @@ def test_check_loaded_sound_models(kind, options, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, **options)
-    assert check_loaded(loaded) == {} == check_loaded(loaded.half())
+    assert verify_weights(loaded) == {} == verify_weights(loaded.half())
     parameter = next(p for name, p in loaded.named_parameters() if p.dim() == 2)
     parameter.data[0, 0] += 1
-    assert [each.cause for each in check_loaded(loaded).values()] == ["changed since it was loaded"]
+    assert [each.cause for each in verify_weights(loaded).values()] == ["changed since it was loaded"]
 
 
 def test_check_loaded_renamed_keys(tmp_path):
@@ -117,17 +117,17 @@ def test_check_loaded_renamed_keys(tmp_path):
     tensors = {n.replace("LayerNorm.bias", "LayerNorm.beta"): t for n, t in tensors.items()}
     save_file({**tensors, "bert.embeddings.position_ids": torch.arange(9)[None]}, tmp_path / "model.safetensors")
     loaded = BertForMaskedLM.from_pretrained(tmp_path)
-    assert check_loaded(loaded) == {}
+    assert verify_weights(loaded) == {}
     body = AutoModel.from_pretrained(tmp_path)
-    assert set(check_loaded(body)) == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert set(verify_weights(body)) == {"pooler.dense.weight", "pooler.dense.bias"}
     with raises(ValueError, "nowhere", "source"):
-        check_loaded(loaded, "nowhere/at-all")
+        verify_weights(loaded, "nowhere/at-all")
     (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
-    assert check_loaded(loaded, tmp_path / "other.safetensors") == {}
+    assert verify_weights(loaded, tmp_path / "other.safetensors") == {}
     with raises(ValueError, str(tmp_path), "source"):
-        check_loaded(loaded)
+        verify_weights(loaded)
     with raises(ValueError, "BertModel", "source"):
-        check_loaded(BertModel(BertConfig(**SIZES)))
+        verify_weights(BertModel(BertConfig(**SIZES)))
 
 
 def test_check_loaded_what_has_no_place(tmp_path):
@@ -141,24 +141,24 @@ def test_check_loaded_what_has_no_place(tmp_path):
         tensors[expert] = torch.ones(8, 8)
     edit(tmp_path, auto_map={"AutoModel": "someone/code--modeling.NomicBertModel"})
     loaded = transformers.NomicBertModel.from_pretrained(tmp_path)
-    found = check_loaded(loaded)
+    found = verify_weights(loaded)
     assert len(found) == 4 and expert in str(found["layers.1.mlp.up_proj.weight"])
     assert all("trust_remote_code=True" in each.remedy for each in found.values())
     shorter = transformers.NomicBertModel.from_pretrained(tmp_path, num_hidden_layers=1)
-    found = check_loaded(shorter)
+    found = verify_weights(shorter)
     assert found and all(name.startswith("layers.1.") for name in found)
 
 
 def test_check_loaded_own_models(tmp_path):
     tiny_model(RelPosBertModel, "t5").save_pretrained(tmp_path / "own")
     own = AutoModel.from_pretrained(tmp_path / "own")
-    assert check_loaded(own) == {}
+    assert verify_weights(own) == {}
     model = transformers.RoFormerModel(transformers.RoFormerConfig(**SIZES, embedding_size=32))
     model.save_pretrained(tmp_path / "other")
     ours = RelPosBertModel.from_pretrained(tmp_path / "other")
-    assert {name for name in check_loaded(ours) if "pooler" not in name} == set()
+    assert {name for name in verify_weights(ours) if "pooler" not in name} == set()
     ours.encoder.layer[0].output.dense.weight.data.zero_()
-    assert "encoder.layer.0.output.dense.weight" in check_loaded(ours)
+    assert "encoder.layer.0.output.dense.weight" in verify_weights(ours)
 
 
 @pytest.mark.slow
@@ -166,5 +166,5 @@ def test_check_loaded_takes_no_second_copy_and_little_time(tmp_path):
     BertModel(BertConfig(vocab_size=30522)).save_pretrained(tmp_path)
     model = AutoModel.from_pretrained(tmp_path)
     start = time.process_time()
-    assert hf_relpos.check_loaded(model) == {}
+    assert hf_relpos.verify_weights(model) == {}
     assert time.process_time() - start < 2

@@ -140,9 +140,7 @@ OTHERS = {
     "DistilBertModel": "DistilBERT",
     "AlbertModel": "ALBERT",
     "MPNetModel": "MPNet",
-    "RobertaForMaskedLM": "RoBERTa",
-    "XLMRobertaForMaskedLM": "RoBERTa",
-    "CamembertForMaskedLM": "RoBERTa",
+    **dict.fromkeys(("RobertaForMaskedLM", "XLMRobertaForMaskedLM", "CamembertForMaskedLM"), "RoBERTa"),
     "ElectraForPreTraining": "ELECTRA",
     "ErnieForMaskedLM": "ERNIE",
 }

@@ -1,4 +1,4 @@
-"""Linear layers in int8 and the gate of `optimize(precision="int8")`."""
+"""Linear layers in int8 and the gate of `optimize(dtype="int8")`."""
 
 import copy
 import sys
@@ -122,7 +122,7 @@ def test_the_report_measures_agreement():
     inputs = {"input_ids": torch.randint(5, 200, (4, 12))}
     with torch.no_grad():
         before = model(**inputs).logits
-        handle = hf_relpos.optimize(model, precision="int8", sample=inputs)
+        handle = hf_relpos.optimize(model, dtype="int8", sample=inputs)
         after = model(**inputs).logits
     found = handle.agreement
     cosines = nn.functional.cosine_similarity(before, after)
@@ -150,7 +150,7 @@ def test_a_layer_that_does_harm_stays_in_float32(monkeypatch):
     with torch.no_grad():
         model.encoder.layer[1].output.dense.weight[:, 0] = 0.0
         model.encoder.layer[1].intermediate.dense.bias[0] = 3000.0
-    handle = hf_relpos.optimize(model, precision="int8")
+    handle = hf_relpos.optimize(model, dtype="int8")
     assert "encoder.layer.1.output.dense" in handle.agreement.in_float32
     assert not isinstance(model.encoder.layer[1].output.dense, Int8Linear)
     assert isinstance(model.encoder.layer[0].output.dense, Int8Linear)
@@ -160,12 +160,12 @@ def test_a_layer_that_does_harm_stays_in_float32(monkeypatch):
 
 def test_refused():
     model = classifier()
-    with raises(ValueError, "precision", "'int4'", "int8"):
-        hf_relpos.optimize(model, precision="int4")
+    with raises(ValueError, "dtype", "'int4'", "int8"):
+        hf_relpos.optimize(model, dtype="int4")
     with raises(ValueError, "sample", "tokenizer"):
-        hf_relpos.optimize(model, precision="int8", sample=["a text"])
+        hf_relpos.optimize(model, dtype="int8", sample=["a text"])
     with raises(ValueError, "int8", "PreTrainedModel"):
-        hf_relpos.optimize(nn.Linear(3, 3), precision="int8")
+        hf_relpos.optimize(nn.Linear(3, 3), dtype="int8")
 
 
 def state_of(model):
@@ -217,7 +217,7 @@ def test_optimize_leaves_calls_and_training_of_other_threads_alone():
         try:
             running = pool.submit(train)
             for _ in range(5):
-                hf_relpos.optimize(model, precision="int8", unpad=False, sample=inputs).undo()
+                hf_relpos.optimize(model, dtype="int8", unpad=False, sample=inputs).undo()
         finally:
             stop.set()
             sys.setswitchinterval(interval)
@@ -230,7 +230,7 @@ def test_sample_of_an_encoder_decoder():
     sizes = dict(d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=2, decoder_start_token_id=0)
     model, ids = T5ForConditionalGeneration(T5Config(vocab_size=60, **sizes)).eval(), torch.arange(5, 25)[None]
     for extra in ({}, {"labels": ids[:, :7]}, {"decoder_input_ids": ids[:, :7]}):
-        with hf_relpos.optimize(model, precision="int8", sample={"input_ids": ids, **extra}) as handle:
+        with hf_relpos.optimize(model, dtype="int8", sample={"input_ids": ids, **extra}) as handle:
             assert handle.agreement.rows == 1 and 0.99 < handle.agreement.cosine < 1 - 1e-9
 
 
@@ -268,7 +268,7 @@ def test_sample_of_texts_finds_the_tokenizer():
     ):
         for sample, rows in ((["the ship lay", "at anchor"], 2), ("the ship lay at anchor", 1)):
             with hf_relpos.optimize(model, sample=sample) as handle:
-                assert f"on {rows} rows of the given texts" in str(handle)
+                assert f"on {rows} sequences of the given texts" in str(handle)
         with raises(ValueError, "sample", "at least one text"):
             hf_relpos.optimize(model, sample=[])
 
@@ -291,10 +291,10 @@ def test_int8_slower_than_float32_is_refused(monkeypatch):
     for module in (precision, sys.modules["hf_relpos.live.optimize"]):
         monkeypatch.setattr(module, "int8_rates", lambda: SLOW)
     model, inputs = classifier(), {"input_ids": torch.arange(5, 25)[None]}
-    with hf_relpos.optimize(model, precision="int8", sample=inputs) as handle:
+    with hf_relpos.optimize(model, dtype="int8", sample=inputs) as handle:
         assert "int8 is slower than float32" in str(handle) and handle.agreement.largest < 1e-5
         assert not any(isinstance(module, Int8Linear) for module in model.modules())
-    with hf_relpos.optimize(model, precision="auto", sample=inputs) as handle:
+    with hf_relpos.optimize(model, dtype="auto", sample=inputs) as handle:
         assert [line.partition(":")[0] for line in handle.choices.splitlines()] == ["float32", "bfloat16", "int8"]
 
 
@@ -307,7 +307,7 @@ def test_auto_takes_the_fastest_precision_that_agrees(monkeypatch, fastest, disa
         monkeypatch.setattr(module, "int8_rates", lambda: Int8Rates(1.0, 3.0, has_packed_int8()))
     monkeypatch.setattr(precision, "seconds_of", lambda runs, rounds: {name: 1 + (name != fastest) for name in runs})
     model, inputs = classifier(), {"input_ids": torch.arange(5, 25)[None]}
-    handle = hf_relpos.optimize(model, precision="auto", sample=inputs)
+    handle = hf_relpos.optimize(model, dtype="auto", sample=inputs)
     taken = "float32" if disagrees and fastest == "bfloat16" else fastest
     [line] = [line for line in str(handle).splitlines() if "; taken" in line]
     assert line.startswith(taken)

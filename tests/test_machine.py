@@ -8,9 +8,10 @@ import pytest
 import torch
 from launching import run_command
 
-from hf_relpos import SCHEMES, machine
+from hf_relpos import machine
 from hf_relpos.attention.backends import chunked
 from hf_relpos.host import declarations
+from hf_relpos.schemes import SCHEMES
 
 
 def only(monkeypatch):

@@ -21,8 +21,9 @@ from test_models import (
     token_ids,
 )
 
-from hf_relpos import SCHEMES, RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
+from hf_relpos import RelPosBertLMHeadModel, RelPosBertModel, SegmentMemory
 from hf_relpos.models.modeling_relpos_bert import HEADS
+from hf_relpos.schemes import SCHEMES
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short")

@@ -40,11 +40,8 @@ def run(**parameters):
 def kinds(notebook):
     """What each cell shows: kinds of streams and of data, without the warnings of libraries."""
     run_notebook.tidy(notebook)
-    return [
-        (cell.id, [output.get("name") or sorted(output.data) for output in cell.outputs])
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    ]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [(cell.id, [output.get("name") or sorted(output.data) for output in cell.outputs]) for cell in cells]
 
 
 @pytest.mark.heavy

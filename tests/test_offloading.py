@@ -19,8 +19,9 @@ from test_loading_features import assert_same, first_output, words
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertForSequenceClassification, RelPosBertModel, Terms
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertForSequenceClassification, RelPosBertModel
 from hf_relpos.attention.context import LayerInputs
+from hf_relpos.schemes import SCHEMES, Terms
 from hf_relpos.schemes.registry import build_scheme, build_shared
 
 

@@ -37,9 +37,9 @@ from transformers import (
     XLNetForSequenceClassification,
 )
 
-from hf_relpos import optimize, restore_attention
+from hf_relpos import optimize, undo_optimize
 from hf_relpos.attention.backends import chunked as backend_chunked
-from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.attention.unpadding import Batch
 from hf_relpos.host.declarations import T5_BIAS
 from hf_relpos.live.optimize import Optimized
 from hf_relpos.live.substitute import MADE_OF
@@ -48,7 +48,7 @@ from hf_relpos.products.cpu_gemm import FastLinear, Library
 from hf_relpos.products.low_precision import Bfloat16Linear
 
 
-attention_alone = partial(optimize, precision=None, unpad=False)
+attention_alone = partial(optimize, dtype=None, unpad=False)
 optimize_module = importlib.import_module(optimize.__module__)
 COPIES = ("BERT", "RoBERTa", "ELECTRA", "DistilBERT")
 ROTARY = ("ModernBERT", "NomicBERT", "GTE", "EuroBERT", "Jina v3", "ESM-2")
@@ -234,7 +234,7 @@ def test_summaries_of_xlnet_read_what_they_read(summary, side):
 @pytest.mark.parametrize("name", ["BERT", "DistilBERT", "absolute", "v3"])
 @torch.no_grad()
 def test_optimize_keeps_padding_that_a_head_reads(name):
-    for head, said in (("convolution", "Head reads states at padding"), ("BatchNorm", "not in training")):
+    for head, said in (("convolution", "outputs of Head depend on"), ("BatchNorm", "not in training")):
         model, inputs = encoders.Head(without_dropout(build(name)), head), batch()
         before = model(**inputs)
         assert said in str(optimize(model))
@@ -254,10 +254,10 @@ def test_optimize_head_with_arguments_of_its_own():
     model, inputs = Mean(build("BERT"), "mean"), batch()
     lengths = inputs["attention_mask"].sum(1)
     before = model(inputs["input_ids"], lengths)
-    assert "Mean reads states at padding" in str(optimize(model))
+    assert "outputs of Mean depend on" in str(optimize(model))
     assert_equal_numbers(model(inputs["input_ids"], lengths), before, 1e-10)
     unknown = type("Unknown", (Mean,), {"forward": lambda self, *, request: Mean.forward(self, *request)})
-    assert "whether Unknown reads states at padding is not known" in str(optimize(unknown(build("BERT"), "mean")))
+    assert "whether Unknown depends on padding is not known" in str(optimize(unknown(build("BERT"), "mean")))
 
 
 class Spans(encoders.Head):
@@ -270,7 +270,7 @@ class Spans(encoders.Head):
 
 def test_loss_over_all_positions_keeps_padding():
     report = str(optimize(Spans(encoders.build("DistilBERT"), "spans")))
-    assert "padding stays: Spans computes other losses without padding" in report
+    assert "padding is kept: the loss of Spans includes padding" in report
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -324,7 +324,7 @@ def test_summaries_of_the_last_state_read_padding(monkeypatch):
     electra = [ElectraForMultipleChoice(ElectraConfig(**SIZES, summary_type=kind)) for kind in ("first", "last")]
     for model, side in ((roformer, "left"), (electra[0], "right"), (electra[1], "left")):
         handle = assert_as_before(model.double().eval(), [inputs], 1e-10)
-        assert f"padding on the {side} is taken out" in str(handle)
+        assert f"padding on the {side} is removed" in str(handle)
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -514,7 +514,7 @@ def test_code_of_others_sees_what_it_saw(name, way, when, none_too_short):
     finally:
         take_away()
     if when == "before":  # it is computed by length then
-        assert seen and optimize(model).left[0].reason == "it is accelerated already"
+        assert seen and optimize(model).skipped[0].reason == "it is accelerated already"
         return
     for ours, theirs in zip(seen, before, strict=True):
         assert [each.shape for each in ours] == [each.shape for each in theirs]
@@ -566,7 +566,7 @@ def test_an_encoder_and_its_decoder():
     before = results_of_labels(model, inputs, labels)
     beams = [model.generate(**inputs, **options, num_beams=beams) for beams in (1, 2)]
     handle = optimize(model)
-    assert [each.name for each in handle.encoders] == ["encoder"] and not handle.left
+    assert [each.name for each in handle.encoders] == ["encoder"] and not handle.skipped
     assert is_unpadded(model.encoder(**inputs)[0], inputs)
     # gradients through the float32 softmax of Transformers 5.14 are wrong by up to 1e-3 themselves
     bound = 5e-3 if tolerance("T5") > 1e-5 else tolerance("T5")
@@ -592,7 +592,7 @@ def test_embeddings_in_place_of_tokens(name):
     for _ in range(2):
         embeddings.grad = None
         found.append((results(model, inputs), embeddings.grad))
-        optimize(model, padding="mask")
+        optimize(model, unpad="attention_mask")
     assert is_unpadded(found[1][0][0][0], inputs)
     assert_same(found[1][0], found[0][0], inputs, tolerance(name))
     assert_equal_numbers(found[1][1], found[0][1], tolerance(name))
@@ -687,7 +687,7 @@ def test_products_in_bfloat16(name):
     model, inputs = build(name, torch.float32), batch()
     real = inputs["attention_mask"] != 0
     before = model(**inputs)[0]
-    handle = optimize(model, precision="bfloat16")
+    handle = optimize(model, dtype="bfloat16")
     low = [module for module in model.modules() if type(module) is Bfloat16Linear]
     assert low and f"{len(low)} linear layers in bfloat16" in str(handle)
     after = model(**inputs)[0]
@@ -707,7 +707,7 @@ def test_bfloat16_is_for_encoders_alone():
         (BertForSequenceClassification(BertConfig(**SIZES)), ["bert.pooler.dense", "classifier"]),
         (T5ForConditionalGeneration(T5Config(**T5_SIZES)), ["decoder.block.0.layer.0.SelfAttention.q", "lm_head"]),
     ):
-        optimize(model, precision="bfloat16")
+        optimize(model, dtype="bfloat16")
         assert all(type(model.get_submodule(name)) is nn.Linear for name in outside)
 
 
@@ -741,7 +741,7 @@ def test_parameters_names_and_files_stay(name, precision, tmp_path, onednn):
     model = model.encoder if name == "T5's stack" else model
     parameters, names = dict(model.named_parameters()), list(model.state_dict())
     model.save_pretrained(tmp_path / "before")
-    optimize(model, precision=precision)
+    optimize(model, dtype=precision)
     assert all(parameter is parameters[key] for key, parameter in model.named_parameters())
     assert list(model.state_dict()) == names
     model.save_pretrained(tmp_path / "after")
@@ -764,7 +764,7 @@ def test_undo_gives_the_very_same_numbers_and_classes_again(name, onednn):
     assert str(handle).startswith("undone")
     handle.undo()  # again: nothing
     optimize(model)
-    restore_attention(model)
+    undo_optimize(model)
     assert torch.equal(model(**inputs)[0], before) and state() == kinds
 
 
@@ -819,7 +819,7 @@ def test_copies_and_pickles(name, onednn):
             for ours, theirs in zip(found, everything, strict=True):
                 assert_equal_at_tokens(ours, theirs, inputs, 1e-5)
             assert not optimize(each).encoders
-            restore_attention(each)
+            undo_optimize(each)
             assert torch.equal(each(**inputs)[0], before)
 
 
@@ -843,12 +843,12 @@ def test_a_second_call_changes_nothing_and_says_so(name, onednn):
     first = optimize(model)
     kinds = [type(module) for module in model.modules()]
     for precision in ("float32", "bfloat16"):
-        second = optimize(model, precision=precision)
+        second = optimize(model, dtype=precision)
         assert not second.encoders and second.linear == 0 and "already" in str(second)
         second.undo()
         assert [type(module) for module in model.modules()] == kinds
     first.undo()
-    assert optimize(model, precision="bfloat16").rounded
+    assert optimize(model, dtype="bfloat16").rounded
 
 
 # Graphs --------------------------------------------------------------------------------------------------------------
@@ -986,7 +986,7 @@ def test_adapters(name, targets, when, onednn):
         if handle is not None:
             assert any(type(module) is FastLinear for module in merged.modules())
             handle.undo()
-            restore_attention(merged)
+            undo_optimize(merged)
             assert {type(m).__module__.partition(".")[0] for m in merged.modules()} <= {"torch", "transformers"}
             assert_equal_numbers(merged(**inputs)[0][real], found[0][1], 1e-5)
     (stock, stock_merged, weights), (ours, ours_merged, our_weights) = found
@@ -1003,7 +1003,7 @@ def test_rows_of_about_the_same_length_are_one_group():
     cases = {"groups": [(2, 40), (2, 30), (1, 22), (2, 17), (2, 9)], "equal": [(1, 40), (3, 30), (1, 12)]}
     for name, groups in cases.items():
         real = real_tokens(LENGTHS[name])
-        found = UnpaddedBatch.of(real)
+        found = Batch.of(real)
         assert [(len(group.rows), group.length) for group in found.groups] == groups
-        masked = [group.visible is not None for group in found.groups]
+        masked = [group.mask is not None for group in found.groups]
         assert masked == ([True, True, False, True, True] if name == "groups" else [False] * 3)

@@ -4,12 +4,13 @@ import pytest
 import torch
 from oracles import ON_TOKENS, extra_inputs, padding, tiny_model
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertModel, optimize
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertModel, optimize
 from hf_relpos.attention import call
 from hf_relpos.attention.backends.chunked import Chunked
-from hf_relpos.attention.unpadding import UnpaddedBatch
+from hf_relpos.attention.unpadding import Batch
 from hf_relpos.models import modeling_relpos_bert
 from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes import SCHEMES
 
 
 pytestmark = pytest.mark.usefixtures("none_too_short", "any_padding")
@@ -18,11 +19,8 @@ LENGTH, REAL = 9, [4, 9, 1]  # not in the order of lengths
 
 def batch(name):
     real = padding(REAL, LENGTH)
-    return real, {
-        "input_ids": torch.randint(1, 50, real.shape) * real,
-        "attention_mask": real.long(),
-        **extra_inputs(name, len(REAL), LENGTH),
-    }
+    tokens = {"input_ids": torch.randint(1, 50, real.shape) * real, "attention_mask": real.long()}
+    return real, {**tokens, **extra_inputs(name, len(REAL), LENGTH)}
 
 
 def tokens_of_the_layers(model):
@@ -35,7 +33,7 @@ def tokens_of_the_layers(model):
 
 @pytest.mark.parametrize("row", [[0, 1, 1], [1, 0, 1]], ids=["begins with padding", "padding inside"])
 def test_what_is_left_as_it_is(row):
-    assert UnpaddedBatch.of(torch.tensor([row, [1, 1, 1]]) != 0) is None
+    assert Batch.of(torch.tensor([row, [1, 1, 1]]) != 0) is None
 
 
 def test_what_may_not_be_padding_stays(monkeypatch):
@@ -47,7 +45,7 @@ def test_what_may_not_be_padding_stays(monkeypatch):
     def tokens(unpad_inputs, **changes):
         model.config.unpad_inputs = unpad_inputs
         if not unpad_inputs:
-            with torch.no_grad(), optimize(model, precision=None) as handle:
+            with torch.no_grad(), optimize(model, dtype=None) as handle:
                 model(**inputs | changes)
                 return {real.shape if handle.counts().computed == real.numel() else (1, handle.counts().computed)}
         seen = tokens_of_the_layers(model)
@@ -126,6 +124,21 @@ def test_rows_keep_their_own_inputs(name):
     model = tiny_model(RelPosBertModel, name, max_position_embeddings=40).double()
     types = torch.randint(0, 2, (4, 40))
     assert_same_unpadded(model, padding([20, 40, 33, 9], 40), token_type_ids=types, **extra_inputs(name, 4, 40))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SCHEMES)
+def test_rows_keep_their_own_inputs_with_padding_on_the_left(name):
+    """Of the columns where their tokens are; `verify` would leave such calls to Transformers."""
+    model = tiny_model(RelPosBertModel, name, max_position_embeddings=2000).double()
+    model.pooler, real = None, padding([20, 40, 33], 40).flip(1)
+    given = {"position_ids": torch.arange(40).square()[None], **extra_inputs(name, 3, 40)}
+    given |= {"input_ids": torch.randint(1, 50, real.shape) * real, "token_type_ids": torch.randint(0, 2, real.shape)}
+    plain = model(attention_mask=real.long(), **given).last_hidden_state
+    with optimize(model, dtype=None, verify="load") as handle:
+        found = model(attention_mask=real.long(), **given).last_hidden_state
+        assert torch.allclose(found[real], plain[real], rtol=0, atol=1e-11)
+        assert bool(found[~real].any()) != ("padding is removed" in str(handle))
 
 
 @pytest.mark.parametrize("name", ON_TOKENS)

@@ -22,9 +22,10 @@ from transformers import (
 )
 from transformers.models.bert import modeling_bert
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.models.modeling_relpos_bert import HEADS
 from hf_relpos.models.patch import STOCK_HEADS, patch_transformers
+from hf_relpos.schemes import SCHEMES
 
 
 MASKED_LM = LEGACY / "relative_key_query" / "BertForMaskedLM"

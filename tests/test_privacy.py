@@ -167,7 +167,7 @@ def mined(source):
     return source
 
 
-COMMANDS = ["compare SOURCE SOURCE --text TEXT", "convert SOURCE OUT", "demo --checkpoint SOURCE --out OUT"]
+COMMANDS = ["compare SOURCE SOURCE --texts TEXT", "convert SOURCE OUT", "demo --checkpoint SOURCE --out OUT"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

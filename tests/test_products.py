@@ -197,11 +197,11 @@ def test_measured_and_chosen(monkeypatch):
 def test_the_environment_decides(monkeypatch):
     monkeypatch.undo()
     uncached = {name: getattr(cpu_gemm, name).__wrapped__ for name in ("linear_library", "bmm_library")}
-    products = {"0": (False, False), "linear": (True, False), "unpacked": (True, True), "1": (True, True)}
+    products = {"off": (False, False), "linear": (True, False), "no-prepack": (True, True), "on": (True, True)}
     for value, allowed in products.items():
         monkeypatch.setenv(cpu_gemm.SETTING, value)
         assert tuple(measure().allowed for measure in uncached.values()) == allowed
-        if value in ("0", "unpacked"):
+        if value in ("off", "no-prepack"):
             assert cpu_gemm.packed_rows.__wrapped__() == 0
     monkeypatch.setenv(cpu_gemm.SETTING, "yes")
     with raises(ValueError, cpu_gemm.SETTING, "yes"):

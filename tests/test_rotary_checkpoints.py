@@ -224,7 +224,7 @@ def angles(options, length=8, size=8, rows=1):
     """Angle of each plane at position 1, from a model's rotation of unit vectors."""
     model = tiny_model(RelPosBertModel, "rope", hidden_size=3 * size, num_attention_heads=3, position_options=options)
     scheme = model.encoder.layer[0].attention.self.distance_embedding
-    context = hf_relpos.AttentionContext(length, length)
+    context = hf_relpos.schemes.AttentionContext(length, length)
     unit = torch.zeros(1, 3, 1, size, dtype=torch.float64)
     unit[..., : size // 2] = 1
     turned = scheme(context).rotate(unit, torch.ones(1))

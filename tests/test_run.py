@@ -21,9 +21,10 @@ from wording import TEXTS, classifier, save_with_tokenizer, tokenizer
 
 from hf_relpos import optimize
 from hf_relpos.autoload import Autoload, start
-from hf_relpos.cli.run import Padding, Precision
-from hf_relpos.live.levels import PADDINGS
-from hf_relpos.live.optimize import PRECISIONS
+from hf_relpos.cli.run import UNPAD as OFFERED, Dtype
+from hf_relpos.host import cores
+from hf_relpos.live.levels import UNPAD
+from hf_relpos.live.optimize import DTYPES
 
 
 RUN = (sys.executable, "-m", "hf_relpos", "run")
@@ -60,13 +61,13 @@ def run(*command: object, status: int = 0, options: tuple[str, ...] = (), **sett
 def test_autoload_optimizes_each_model_once(autoload, folder, capsys):
     model = AutoModel.from_pretrained(folder)
     (line,) = lines_of(capsys)
-    for words in ("BertModel of ...", f"{folder[-4:]}: ", "padding stays, as code may read it (--padding zeros)"):
+    for words in ("BertModel of ...", f"{folder[-4:]}: ", "padding kept: code may read it (--unpad pad_token)"):
         assert words in line
     classify = pipeline("text-classification", folder, device="cpu")
     head, _ = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     lines = lines_of(capsys)
     assert [line.split()[1] for line in lines] == ["BertForSequenceClassification"] * 2
-    assert all("padding taken out (level contract)" in line and len(line) < 120 for line in lines)
+    assert all("padding removed (level contract)" in line and len(line) < 120 for line in lines)
     autoload.undo()
     assert "from_pretrained" in vars(PreTrainedModel) and not hasattr(PreTrainedModel.from_pretrained, "__wrapped__")
     inputs = tokenizer(Path(folder))(TEXTS, padding=True, return_tensors="pt")
@@ -90,13 +91,13 @@ def test_autoload_of_sentence_transformers(autoload, folder, capsys):
     reranker = CrossEncoder(folder, device="cpu")
     lines = lines_of(capsys)
     assert [line.split()[1] for line in lines] == ["SentenceTransformer", "CrossEncoder"]
-    assert all("padding taken out (level contract)" in line for line in lines)
+    assert all("padding removed (level contract)" in line for line in lines)
     words = models.Transformer(folder)  # an encoder by itself, then around it modules of the program
     convolution = models.CNN(words.get_embedding_dimension(), out_channels=8)
     SentenceTransformer(modules=[words, convolution, models.Pooling(24)], device="cpu").save(f"{folder}/convolved")
     lines_of(capsys)
     convolved = SentenceTransformer(f"{folder}/convolved", device="cpu")
-    assert "reads states at padding" in lines_of(capsys)[0]
+    assert "depend on hidden states" in lines_of(capsys)[0]
     found = sentences.encode(TEXTS), convolved.encode(TEXTS), reranker.predict(pairs)
     autoload.undo()
     stock = [SentenceTransformer(each, device="cpu").encode(TEXTS) for each in (folder, f"{folder}/convolved")]
@@ -141,9 +142,46 @@ def test_autoload_after_an_error_of_optimize(autoload, folder, capsys, monkeypat
 
 
 def test_run_options_are_those_of_optimize():
-    assert (*Precision,) == PRECISIONS and (*Padding,) == PADDINGS
-    for arguments in (["--precision", "int4", "--", "true"], ["--", "no-such-program"], ["--"]):
+    assert (*Dtype,) == DTYPES and OFFERED == UNPAD
+    wrong = (["--dtype", "int4", "--", "true"], ["--threads", "0", "--", "true"])
+    for arguments in (*wrong, ["--", "no-such-program"], ["--"]):
         assert run_command("run", *arguments).exit_code == 2
+
+
+# Files of control groups, by name, and the processors that they give; of version 2, of 1, and of 1 in a container.
+GROUPS = [
+    ("0::/", {}, None),
+    ("0::/", {"cpu.max": "max 100000"}, None),
+    ("0::/a/b", {"cpu.max": "300000 100000", "a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+    ("4:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+    ("5:memory:/b\n4:cpu:/b", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+]
+
+
+@pytest.mark.parametrize("own, files, processors", GROUPS)
+def test_quota_of_a_container(tmp_path, own, files, processors):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text(f"{own}\n")
+    assert cores.quota(tmp_path, tmp_path / "own") == processors
+
+
+def test_threads_of_a_container(monkeypatch):
+    monkeypatch.setattr(cores, "seen", lambda: 8)
+    for limit, threads in ((None, None), (8.0, None), (3.7, 3), (0.5, 1)):
+        monkeypatch.setattr(cores, "quota", lambda limit=limit: limit)
+        assert cores.threads_of("auto") == threads and cores.cores() == (threads or 8)
+    assert cores.threads_of("4") == 4 and cores.threads_of("") is None
+
+
+@pytest.mark.ecosystem
+def test_run_sets_threads_and_joins(folder):
+    code = "import sys, torch; from transformers import BertModel; print(torch.get_num_threads()); "
+    code += "print('_hf_relpos_joined' in vars(BertModel.from_pretrained(sys.argv[1])))"
+    options = ("--threads", "3", "--join", "--padding", "zeros")
+    done = run(sys.executable, "-c", code, folder, options=options, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.stdout.split() == ["3", "True"] and "; calls joined" in done.stderr
 
 
 def test_run_fails_as_the_program(tmp_path):
@@ -159,9 +197,8 @@ def test_run_fails_as_the_program(tmp_path):
 
 def test_run_keeps_the_program_its_sitecustomize(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = __name__, __file__")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    }
+    paths = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": paths}
     code = "import sys, sitecustomize; print(sys.mine, sitecustomize.__file__, 'hf_relpos' in sys.modules)"
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     file = str(tmp_path / "sitecustomize.py")
@@ -193,7 +230,7 @@ torch.save(found, sys.argv[3])
 
 @pytest.mark.ecosystem
 def test_run_keeps_outputs_at_padding(folder, tmp_path):
-    """Means over padding are those without `run`; it is taken out where sentence-transformers or a pipeline reads."""
+    """Means over padding are those without `run`; it is removed where sentence-transformers or a pipeline reads."""
     (tmp_path / "pools.py").write_text(POOLS)
     torch.manual_seed(0)
     config = transformers.BertConfig.from_pretrained(folder, id2label={0: "A", 1: "B"})
@@ -202,15 +239,15 @@ def test_run_keeps_outputs_at_padding(folder, tmp_path):
     subprocess.run([*map(str, command), tmp_path / "alone"], check=True, capture_output=True, timeout=120)
     below = run(*command, tmp_path / "below")
     lines = [line.split(":", 1)[1] for line in below.stderr.splitlines() if line.startswith("hf-relpos")]
-    where = ["stays", "stays", "stays", "taken", "taken"]
-    assert [re.findall("padding (stays|taken)", line) for line in lines] == [[each] for each in where]
+    where = ["kept", "kept", "kept", "removed", "removed"]
+    assert [re.findall("padding (kept|removed)", line) for line in lines] == [[each] for each in where]
     assert all(len(line) < 120 - len("hf-relpos:") and "GFLOP" not in line for line in lines)
     alone, found = torch.load(tmp_path / "alone"), torch.load(tmp_path / "below")
     for name, expected in alone.items():
         assert (found[name] - expected).abs().max() < 1e-5 * expected.abs().max(), name
     mean = torch.load(tmp_path / "below")["mean"]
-    told = run(*command, tmp_path / "zeros", options=("--padding", "zeros", "--verbose"))
-    assert "hidden states at padding are zeros" in told.stderr and "GFLOP/s" in told.stderr
+    told = run(*command, tmp_path / "zeros", options=("--unpad", "pad_token", "--verbose", "--capture"))
+    assert all(each in told.stderr for each in ("hidden states at padding are zeros", "GFLOP/s", "captured graph"))
     assert "calls:" not in below.stderr and re.search(r"BertModel: calls: 1 by contract; \d+ of \d+", told.stderr)
     assert (torch.load(tmp_path / "zeros")["mean"] - mean).abs().max() > 1e-2
 
@@ -240,7 +277,7 @@ def test_run_and_a_process_that_forks(folder, tmp_path):
     (tmp_path / "forks.py").write_text(FORKS)
     command = (sys.executable, str(tmp_path / "forks.py"), folder)
     alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
-    below = run(*command, env=environment, options=("--padding", "zeros"))
+    below = run(*command, env=environment, options=("--unpad", "pad_token"))
     assert below.stderr.count("(level contract") == 1
     (number, total, at_padding), *others = [line.split() for line in alone.stdout.splitlines()]
     assert others == [[number, total, at_padding]] and at_padding == "True"
@@ -257,7 +294,7 @@ def test_environment_variable_optimizes_what_is_loaded(folder):
 
 
 def test_environment_variable_values(folder, capsys, monkeypatch):
-    for value, said in (("1", "padding stays"), ("int4", "left as it is (ValueError: precision = 'int4'")):
+    for value, said in (("1", "padding kept"), ("int4", "left as it is (ValueError: dtype = 'int4'")):
         monkeypatch.setenv("HF_RELPOS_OPTIMIZE", value)
         handle = start()
         assert start() is handle
@@ -317,17 +354,12 @@ def small(name: str, folder: str) -> PreTrainedModel:
     words = transformers.BertConfig.from_pretrained(folder).vocab_size
     sizes = {"vocab_size": words, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
     t5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": words}
-    config = (
-        transformers.Qwen3Config(**sizes, num_key_value_heads=2) if name == "Qwen3" else transformers.T5Config(**t5)
-    )
-    return getattr(transformers, f"{name}Model")(config)
+    fields = {**sizes, "num_key_value_heads": 2} if name == "Qwen3" else t5
+    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**fields))
 
 
-ENCODERS = {
-    "BertModel": BertModel.from_pretrained,
-    "Qwen3Model": partial(small, "Qwen3"),
-    "T5Stack": partial(small, "T5"),
-}
+ENCODERS = {"BertModel": BertModel.from_pretrained, "Qwen3Model": partial(small, "Qwen3")}
+ENCODERS["T5Stack"] = partial(small, "T5")
 
 
 # The command optimize ------------------------------------------------------------------------------------------------
@@ -346,18 +378,18 @@ def test_optimize_command(kind, folder, tmp_path):
         model.save(str(tmp_path / "model")) if model else shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "a.txt").write_text("\n".join(TEXTS * 20 + [""]))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    arguments = ["optimize", tmp_path / "model", "--text", tmp_path / "a.txt", "--json", "-"]
-    for options in ((), ("--precision", "auto")):
+    arguments = ["benchmark", tmp_path / "model", "--texts", tmp_path / "a.txt", "--json", "-"]
+    for options in ((), ("--dtype", "auto")):
         result = run_command(*arguments, *options)
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         assert found["texts"] == 60 and found["model"].endswith(f"({kind})")
-        assert "taken out" in found["report"] and ("30 rows of the given" in found["report"]) == bool(options)
+        assert "is removed" in found["report"] and ("30 sequences of the given" in found["report"]) == bool(options)
         is_unpadded = "as unpadding sets them to zero" in found["report"]  # a call that asks for no cache
         assert is_unpadded or not options or kind not in ENCODERS
         assert "tokens are computed" in found["calls"] and found["calls"] in result.stderr
         assert found["before"] > 0 < found["after"] and found["least"] <= found["cosine"] <= 1 + 1e-9
-        assert f"{found['before'] / found['after']:.2f} times as fast" in result.stderr
+        assert f"{found['before'] / found['after']:.2f}× faster" in result.stderr
         assert (found["difference"] < 1e-5 or options) and found["cosine"] > 0.9
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -366,12 +398,12 @@ def test_optimize_command_refuses_models_without_text(tmp_path):
     config = transformers.ViTConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     (tmp_path / "a.txt").write_text("a text")
-    result = run_command("optimize", tmp_path, "--text", tmp_path / "a.txt")
+    result = run_command("benchmark", tmp_path, "--texts", tmp_path / "a.txt")
     assert result.exit_code == 2 and "ViTModel takes no tokens of text" in result.stderr
 
 
 def test_optimize_command_refuses(folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     for name, text in ((folder, tmp_path / "empty.txt"), (folder, tmp_path / "none.txt"), (tmp_path, "empty.txt")):
-        result = run_command("optimize", name, "--text", text)
+        result = run_command("benchmark", name, "--texts", text)
         assert result.exit_code == 2 and result.stderr.startswith("Error: ")

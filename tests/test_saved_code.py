@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from selection import chosen
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel, Scheme, Terms
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.models.modeling_relpos_bert import AUTO_MAP, HEADS
 from hf_relpos.models.saved_code import bundle as bundler, stand_ins
 from hf_relpos.models.saved_code.bundle import BundleError, bundle
 from hf_relpos.models.saved_code.remote_code import CONFIGURATION, MODELING
+from hf_relpos.schemes import SCHEMES, Scheme, Terms
 
 
 FILES = {CONFIGURATION, MODELING}
@@ -122,7 +123,7 @@ def test_modules_that_cannot_be_joined_are_refused(modules, words, tmp_path, mon
     monkeypatch.setitem(sys.modules, entry, type("Entry", (), {"__all__": ["both", "max"]}))
     try:
         with pytest.raises(BundleError, match=words):
-            bundler._file("B", "", bundler._closure(bundler._public(entry), {}), set(), entry, {})
+            bundler._file("B", bundler._closure(bundler._public(entry), {}), set(), entry, {})
     finally:
         bundler._module.cache_clear()
 

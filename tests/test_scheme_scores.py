@@ -5,7 +5,8 @@ import torch
 from launching import import_script
 from oracles import tiny_model
 
-from hf_relpos import SCHEMES, RelPosBertModel
+from hf_relpos import RelPosBertModel
+from hf_relpos.schemes import SCHEMES
 
 
 SCORES = import_script("scheme_scores")

@@ -31,7 +31,7 @@ COMMANDS = sorted(
 
 
 # What fixtures and peers are made with in environments of their own, which the docstrings of those scripts describe.
-ELSEWHERE = ("gliner", "tensorflow", "transformers.models.deprecated")
+ELSEWHERE = ("PoPE_pytorch", "gliner", "tensorflow", "transformers.models.deprecated")
 
 
 # Every script ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from test_formula import ALL, random_terms
 from test_models import CAPABLE, ON_CPU, visible_in_window
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_relpos import SCHEMES, AttentionContext, RelPosBertModel, Table, Terms
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention import dispatch as backends
 from hf_relpos.attention.backends import chunked as backend_chunked, window_blocks as band_blocks
 from hf_relpos.attention.backends.chunked import Chunked, chunks as skewed
@@ -20,6 +20,7 @@ from hf_relpos.attention.call import AttentionCall
 from hf_relpos.attention.context import Positions
 from hf_relpos.attention.dispatch import BY_NAME, run_attention
 from hf_relpos.attention.sliding_window import SlidingWindowMask
+from hf_relpos.schemes import SCHEMES, AttentionContext, Table, Terms
 from hf_relpos.schemes.registry import combined
 
 

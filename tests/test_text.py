@@ -108,7 +108,7 @@ def test_bytes_that_are_no_text(tmp_path, name, content):
 
 @pytest.mark.parametrize("source", [b"a.txt", 5, None, [5], [b"a.txt"], "", " ", "~nobody-of-this-name/a", "a" * 300])
 def test_what_is_no_path_is_said(source):
-    with pytest.raises(TextError, match=r"text = .*; (give|check)"):
+    with pytest.raises(TextError, match=r"texts = .*; (give|check)"):
         list(read_texts(source))
 
 

@@ -7,10 +7,11 @@ import torch
 from oracles import ON_TOKENS, extra_context, tiny_config
 from test_formula import ALL, clipped, random_terms
 
-from hf_relpos import AttentionContext, Table, Terms, explain_backend
+from hf_relpos import explain_backend
 from hf_relpos.attention.call import AttentionCall, SharedTerms, toeplitz_of
 from hf_relpos.attention.context import Positions
 from hf_relpos.attention.toeplitz import TABLES, to_toeplitz, toeplitz_unsupported
+from hf_relpos.schemes import AttentionContext, Table, Terms
 from hf_relpos.schemes.registry import build_scheme
 
 

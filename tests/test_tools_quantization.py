@@ -13,7 +13,8 @@ from test_tools_outputs import batch
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForSequenceClassification, TorchAoConfig
 
-from hf_relpos import SCHEMES, RelPosBertForSequenceClassification
+from hf_relpos import RelPosBertForSequenceClassification
+from hf_relpos.schemes import SCHEMES
 
 
 EVERY_SCHEME = pytest.mark.parametrize("scheme", FEATURE_SCHEMES)

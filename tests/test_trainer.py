@@ -6,7 +6,7 @@ from selection import with_full
 from stock import older_than
 from toy_training import HEADS, make_model, train
 
-from hf_relpos import SCHEMES
+from hf_relpos.schemes import SCHEMES
 
 
 def mean(values):

@@ -98,7 +98,7 @@ def test_sample_of_has_each_row_and_each_column(rows, columns, transposed):
 def test_refresh_drops_cached_weights():
     config = BertConfig(**{**SIZES, "hidden_size": 264, "intermediate_size": 264})
     model, ids = BertModel(config).eval(), torch.arange(20)[None]
-    handle = hf_relpos.optimize(model, precision="bfloat16")
+    handle = hf_relpos.optimize(model, dtype="bfloat16")
     before = model(ids)[0]
     weight = model.encoder.layer[0].output.dense.weight
     sampled = set(sample_of(torch.arange(weight.numel()).view(weight.shape)).tolist())

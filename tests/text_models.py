@@ -149,12 +149,9 @@ def batches(config: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     words = torch.randint(10, WORDS, right.shape, generator=torch.Generator().manual_seed(1))
     end = config.eos_token_id if isinstance(getattr(config, "eos_token_id", None), int) else 2
     found = {}
-    for name, mask in {
-        "right": right,
-        "left": right.flip(1),
-        "one row": right[2:3],
-        "one row, left": right[2:3].flip(1),
-    }.items():
+    masks = {"right": right, "left": right.flip(1)}
+    masks |= {"one row": right[2:3], "one row, left": right[2:3].flip(1)}
+    for name, mask in masks.items():
         last = 39 - mask.flip(1).long().argmax(1)
         ids = torch.where(mask, words[: len(mask)], config.pad_token_id)
         found[name] = ids.scatter(1, last[:, None], end), mask
@@ -200,7 +197,7 @@ def measure(name: str, **changes: Any) -> dict[str, Any]:
     report = hf_relpos.optimize(model)
     worst = max(difference(call(model, *given), expected[each], given[1]) for each, given in inputs.items())
     if not report.encoders:
-        return {"level": "", "reason": report.left[0].reason.partition(" (")[0], "difference": worst}
+        return {"level": "", "reason": report.skipped[0].reason.partition(" (")[0], "difference": worst}
     (level,) = {each.level for each in report.encoders}
     where = "on the right" if any("padding on the right" in each.effect for each in report.encoders) else "anywhere"
     return {"level": level, "padding": where, "difference": worst}

@@ -97,19 +97,9 @@ def train(
         Loss of each step, and the trainer.
     """
     losses = Losses()
-    defaults = {
-        "per_device_train_batch_size": 8,
-        "max_steps": 30,
-        "learning_rate": 5e-3,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "ddp_backend": "gloo" if "LOCAL_RANK" in os.environ else None,
-        "disable_tqdm": True,
-        "seed": 3,
-    }
+    defaults = {"max_steps": 30, "learning_rate": 5e-3, "lr_scheduler_type": "constant", "logging_steps": 1, "seed": 3}
+    defaults |= {"per_device_train_batch_size": 8, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    defaults |= {"use_cpu": True, "ddp_backend": "gloo" if "LOCAL_RANK" in os.environ else None}
     trainer = Trainer(
         model=model,
         args=TrainingArguments(output_dir=str(folder), **{**defaults, **arguments}),

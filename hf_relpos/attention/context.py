@@ -1,25 +1,29 @@
 """The positions of one attention call, and the other relations between its queries i and keys j."""
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 
 def moved(value: Any, device: torch.device | str | int) -> Any:
-    """Move a tensor, a tuple, or the fields of a dataclass to a device; return anything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
+    """A tuple or a dataclass with what is in it, tensors and all that has a method `to`, on a device."""
+
+    def part(each: Any) -> Any:
+        return each.to(device) if hasattr(each, "to") else moved(each, device)
+
     if isinstance(value, tuple):
-        each_moved = (moved(each, device) for each in value)
-        return type(value)(*each_moved) if hasattr(value, "_fields") else tuple(each_moved)
+        return type(value)(*map(part, value)) if hasattr(value, "_fields") else tuple(map(part, value))
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    return replace(
-        value, **{each.name: moved(getattr(value, each.name), device) for each in dataclasses.fields(value)}
-    )
+    return replace(value, **{each.name: part(getattr(value, each.name)) for each in dataclasses.fields(value)})
+
+
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """The dtype, but at least float32."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 class Positions(NamedTuple):
@@ -87,6 +91,7 @@ class AttentionContext:
         layer: what the layer hands to its scheme.
         device: the device on which the layer computes; None means the default device.
         dtype: the dtype for angles, slopes and the like: that of the layer, but at least float32.
+        kept: what follows from the fields above, made in one layer for all of them (`once`); None to make it anew.
     """
 
     query_length: int
@@ -99,11 +104,24 @@ class AttentionContext:
     layer: LayerInputs = NO_LAYER
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
+    kept: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)
 
-    def to(self, device: torch.device | str | int) -> "AttentionContext":
-        """Return a copy on another device. accelerate asks for it if a layer is not on the device of the input."""
-        on_device: AttentionContext = replace(moved(self, device), device=torch.device(device))
-        return on_device
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns, which is called once for all layers.
+
+        It must follow from this context and the key alone, and have no gradient: a layer may be computed again in the
+        backward pass (activation checkpointing).
+        """
+        if self.kept is None:
+            return make()
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
+
+    @property
+    def is_consecutive(self) -> bool:
+        """Whether query and key i are tokens `start + i` and i, with no more known than the lengths."""
+        return self.positions is None and self.keys is None and isinstance(self.start, int)
 
     @property
     def low(self) -> int:
@@ -122,14 +140,26 @@ class AttentionContext:
 
     def query_positions(self, device: torch.device | None) -> torch.Tensor:
         """Return the positions of the queries, (L,), or (B, L) with explicit positions."""
-        indices = torch.arange(self.query_length, device=device) + self.start
-        return indices if self.positions is None else self.positions.of_keys[:, indices]
+        if self.kept is not None and self.query_length == self.key_length and self.keys is None:
+            return self.key_positions(device)  # the same tensor, so that what is made of it is made once
+
+        def make() -> torch.Tensor:
+            indices = torch.arange(self.query_length, device=device) + self.start
+            return indices if self.positions is None else self.positions.of_keys[:, indices]
+
+        made: torch.Tensor = self.once(("positions of queries", device), make)
+        return made
 
     def key_positions(self, device: torch.device | None) -> torch.Tensor:
         """Return the positions of the keys, (K,), or (B, K) with explicit positions."""
         if self.positions is not None:
             return self.positions.of_keys if self.keys is None else self.positions.of_keys[:, self.keys]
-        return torch.arange(self.key_length, device=device) if self.keys is None else self.keys
+        if self.keys is not None:
+            return self.keys
+        made: torch.Tensor = self.once(
+            ("positions of keys", device), lambda: torch.arange(self.key_length, device=device)
+        )
+        return made
 
     def matrix(self, device: torch.device | None) -> torch.Tensor:
         """Return r = j − i for every query and key, (L, K), or (B, L, K) with explicit positions."""

@@ -25,13 +25,14 @@ So heads of d become heads of d + 4W, or d + 2W without B or with B alone, and a
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ..host.tracing import is_traced
 from .call import AttentionCall, Finish
-from .context import AttentionContext
-from .formula import TABLE_FIELDS, Table, content_scale, content_vectors, total_of
+from .context import AttentionContext, precise
+from .formula import TABLE_FIELDS, Clipped, Table, content_scale, content_vectors, total_of
 
 
 TURN = 1 << 24  # steps of a full turn; a float32 can represent every one of them
@@ -69,12 +70,39 @@ def phases(
     return angles.cos(), angles.sin()
 
 
+# A rotation of each plane of vectors (…, 2W) by its angle: the factors of each component and of its partner, (…, 2W).
+Turn = tuple[torch.Tensor, torch.Tensor]
+
+
+def turn_of(cosines: torch.Tensor, sines: torch.Tensor, halves: bool = False) -> Turn:
+    """Return a rotation for `turned`.
+
+    Args:
+        cosines, sines: of the angle of each plane, (…, W).
+        halves: whether planes are components n and n + W, instead of 2n and 2n + 1.
+    """
+    dim = -2 if halves else -1
+    return torch.stack([cosines, cosines], dim).flatten(-2), torch.stack([-sines, sines], dim).flatten(-2)
+
+
+def turned(vectors: torch.Tensor, turn: Turn, halves: bool = False) -> torch.Tensor:
+    """Rotate each plane (x, y) of vectors (…, 2W) to (x cos − y sin, y cos + x sin)."""
+    width = vectors.shape[-1]
+    partners = vectors.roll(width // 2, -1) if halves else vectors.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.addcmul(vectors * turn[0], partners, turn[1])
+
+
+def interleaved(vectors: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return a copy with x_0, y_0, x_1, y_1, … along a dimension of x_0, x_1, …, y_0, y_1, …."""
+    return vectors.unflatten(dim, (2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
 class FourierTable(Table):
     """A table of W cosines and sines of the offset. Its rows are computed whenever they are read.
 
     Attributes:
-        coefficients: (H or 1, 2W, d) for A, B and V; (H or 1, 2W) for c. Those of the cosines come first, then those
-            of the sines.
+        coefficients: (H or 1, 2W, d) for A, B and V; (H or 1, 2W) for c: of each cosine and sine in turn. They are a
+            copy of those given, of which those of the cosines come first, then those of the sines.
         frequencies: W frequencies from `geometric`.
         context: the context of the call, whose offsets are the rows.
     """
@@ -85,7 +113,7 @@ class FourierTable(Table):
 
     def __init__(self, coefficients: torch.Tensor, frequencies: tuple[int, ...], context: AttentionContext) -> None:
         # Table is frozen, and these are not among its fields
-        object.__setattr__(self, "coefficients", coefficients)
+        object.__setattr__(self, "coefficients", interleaved(coefficients, 1))
         object.__setattr__(self, "frequencies", frequencies)
         object.__setattr__(self, "context", context)
 
@@ -96,20 +124,41 @@ class FourierTable(Table):
     @property
     def rows(self) -> torch.Tensor:
         """The rows, one for each offset of the call."""
-        precise = torch.promote_types(self.coefficients.dtype, torch.float32)
+        dtype = precise(self.coefficients.dtype)
         offsets = self.context.offsets(self.coefficients.device)
-        basis = torch.cat(phases(offsets, self.frequencies, precise), dim=-1)  # (P, 2W)
-        coefficients = self.coefficients.to(precise)
+        basis = torch.stack(phases(offsets, self.frequencies, dtype), dim=-1).flatten(-2)  # (P, 2W)
+        coefficients = self.coefficients.to(dtype)
         if coefficients.dim() == 2:
             return torch.matmul(coefficients, basis.T)
         return torch.matmul(basis, coefficients)
 
-    def row_of(self, relation: torch.Tensor) -> torch.Tensor:
-        """Return the row of each offset."""
-        return relation - self.context.low
+    @property
+    def row_of(self) -> Clipped:
+        """The row of each offset."""
+        return Clipped(self.context.low)
 
 
-Phases = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, (N, 1, W) or (B, N, 1, W)
+class Phases(NamedTuple):
+    """Of the angles ω p of positions, (N, 1, …) or (B, N, 1, …).
+
+    Attributes:
+        there, back: rotations by the angles, and by their negatives: complex numbers, or for `turned`.
+        features, of_back: cosines and sines of them, interleaved, (…, 2W).
+    """
+
+    there: torch.Tensor | Turn
+    back: torch.Tensor | Turn
+    features: torch.Tensor
+    of_back: torch.Tensor
+
+    @classmethod
+    def of(cls, positions: torch.Tensor, frequencies: tuple[int, ...], dtype: torch.dtype) -> "Phases":
+        """Those of positions (N,) or (B, N), in float32 or float64."""
+        cosines, sines = phases(positions[..., None], frequencies, dtype)
+        both = [torch.stack([cosines, each], -1).flatten(-2) for each in (sines, -sines)]
+        if is_traced():  # complex numbers are for no graph
+            return cls(turn_of(cosines, sines), turn_of(cosines, -sines), *both)
+        return cls(torch.complex(cosines, sines), torch.complex(cosines, -sines), *both)
 
 
 def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] | None:
@@ -136,18 +185,17 @@ def with_fourier_features(call: AttentionCall) -> tuple[AttentionCall, Finish] |
     size, value_tables = call.value.shape[-1], fourier["V"]
     of_queries, of_keys = _phases_of(call, frequencies.pop())
     query, key, value = _augmented_vectors(call, fourier, of_queries, of_keys)
-    rest = replace(terms, **others, content_bias=None, rotate=None, scale=content_scale(call.query, terms))
-    value_size = size + (2 * of_keys[0].shape[-1] if value_tables else 0)
+    others |= {"content_bias": None, "rotate": None, "rotate_key": None}
+    rest = replace(terms, **others, scale=content_scale(call.query, terms))
+    value_size = size + (of_keys.features.shape[-1] if value_tables else 0)
     augmented = replace(call, query=query, key=key, value=value, value_size=value_size, terms=rest, shared=None)
 
     def finish(out: torch.Tensor) -> torch.Tensor:
-        content = out[..., :size]  # backends return all features or fewer (`AttentionCall.value_size`)
-        if not value_tables:
-            return content
-        cosines, sines = of_queries
-        averages = out[..., size : size + 2 * cosines.shape[-1]]
+        if not value_tables:  # backends return all features or fewer (`AttentionCall.value_size`)
+            return out[..., :size]
+        content, averages, *_ = out.tensor_split([size, value_size], dim=-1)
         coefficients = total_of([table.coefficients for table in value_tables]).to(out.dtype)
-        return content + _by_head(_turned(averages, (cosines, -sines)), coefficients).to(out.dtype)
+        return content + _by_head(_turned(averages, of_queries.back), coefficients).to(out.dtype)
 
     return augmented, finish
 
@@ -166,41 +214,31 @@ def _augmented_vectors(
     if fourier["A"] or fourier["c"]:
         pairs = [_products(query, table) for table in fourier["A"]]
         pairs += [table.coefficients.to(query.dtype) for table in fourier["c"]]
-        queries.append(_turned(total_of(pairs), of_queries))
-        keys.append(torch.cat(of_keys, dim=-1))
+        queries.append(_turned(total_of(pairs), of_queries.there))
+        keys.append(of_keys.features)
     if fourier["B"]:
         pairs = [_products(key, table) for table in fourier["B"]]
-        queries.append(torch.cat([of_queries[0], -of_queries[1]], dim=-1))
-        keys.append(_turned(total_of(pairs), (of_keys[0], -of_keys[1])))
+        queries.append(of_queries.of_back)
+        keys.append(_turned(total_of(pairs), of_keys.back))
     if fourier["V"]:
-        values.append(torch.cat(of_keys, dim=-1))
+        values.append(of_keys.features)
     width = max(sum(part.shape[-1] for part in parts) for parts in (queries, values))
     return _beside(queries, width), _beside(keys, width), _beside(values, width)
 
 
 def _phases_of(call: AttentionCall, frequencies: tuple[int, ...]) -> tuple[Phases, Phases]:
-    """Return cosines and sines at the queries' and the keys' positions, in float32 at least; once for all layers.
+    """Return rotations by the phases of the queries' and of the keys' positions, in float32 at least."""
+    context, device, dtype = call.context, call.query.device, precise(call.query.dtype)
 
-    In each layer they would take many small kernels, which a GPU waits for.
-    """
-    context, device = call.context, call.query.device
-    precise = torch.promote_types(call.query.dtype, torch.float32)
-    if call.kept is None:  # a graph holds for all sizes, so none may be read
-        return _make_phases(context, frequencies, device, precise)
-    key = ("phases", frequencies, device, precise, context.query_length, context.key_length)
-    places = (context.start, context.positions, context.keys)
-    before, made = call.kept.get(key, ((), None))
-    if made is None or any(one is not other for one, other in zip(before, places, strict=True)):
-        made = _make_phases(context, frequencies, device, precise)
-        call.kept[key] = places, made
-    return made
+    def of(positions: torch.Tensor) -> Phases:
+        """Once for all layers, in each of which they would take many small kernels."""
+        found: tuple[Phases, torch.Tensor] = context.once(
+            (frequencies, dtype, id(positions)),  # which are kept, too: their id is of no other
+            lambda: (Phases.of(positions, frequencies, dtype), positions),
+        )
+        return found[0]
 
-
-def _make_phases(
-    context: AttentionContext, frequencies: tuple[int, ...], device: torch.device, dtype: torch.dtype
-) -> tuple[Phases, Phases]:
-    of_queries, of_keys = context.query_positions(device), context.key_positions(device)
-    return phases(of_queries[..., None], frequencies, dtype), phases(of_keys[..., None], frequencies, dtype)
+    return of(context.query_positions(device)), of(context.key_positions(device))
 
 
 def _products(vectors: torch.Tensor, table: FourierTable) -> torch.Tensor:
@@ -220,12 +258,16 @@ def _by_head(vectors: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     return torch.bmm(by_head, matrices).view(heads, batch, tokens, -1).permute(1, 2, 0, 3)
 
 
-def _turned(pairs: torch.Tensor, by: Phases) -> torch.Tensor:
-    """Rotate (x, y), (…, 2W), to (x cos − y sin, y cos + x sin), computed in the dtype of the phases."""
-    cosines, sines = by
-    x, y = pairs.to(cosines.dtype).chunk(2, dim=-1)
-    turned = [torch.addcmul(x * cosines, y, sines, value=-1), torch.addcmul(y * cosines, x, sines)]
-    return torch.cat(turned, dim=-1).to(pairs.dtype)
+def _turned(pairs: torch.Tensor, by: torch.Tensor | Turn) -> torch.Tensor:
+    """Rotate pairs (…, 2W) in float32 at least."""
+    precisely = pairs.to(precise(pairs.dtype))
+    if isinstance(by, torch.Tensor):
+        places = (precisely.storage_offset(), *precisely.stride()[:-1])
+        if precisely.stride(-1) != 1 or any(place % 2 for place in places):  # halves of a complex number
+            precisely = precisely.contiguous()
+        planes = torch.view_as_complex(precisely.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(planes * by).flatten(-2).to(pairs.dtype)
+    return turned(precisely, by).to(pairs.dtype)
 
 
 def _beside(parts: Sequence[torch.Tensor], width: int) -> torch.Tensor:

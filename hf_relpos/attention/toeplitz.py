@@ -21,7 +21,7 @@ import torch
 
 from ..host.tracing import is_traced, may_read
 from .context import AttentionContext
-from .formula import TABLE_FIELDS, Table, Terms, content_scale, total_of
+from .formula import TABLE_FIELDS, Clipped, RowMap, Table, Terms, content_scale, total_of
 
 
 # The fields of `Terms` and of `ToeplitzTerms` that hold tables of vectors.
@@ -183,12 +183,17 @@ def _rows_by_offset(table: Table, offsets: torch.Tensor, low: int, factor: float
     The clamped ends are read from the map and never from the values. Rows that are equal only for now, such as fresh
     zeros, have separate gradients.
     """
-    index, rows = table.row_of(offsets), table.rows
-    readable = may_read(offsets.device)
-    if readable and rows.shape[1] == offsets.shape[0] and torch.equal(index, offsets - low):
+    rows, row_of = table.rows, table.row_of
+    if row_of == Clipped(low):
         return OffsetTable(rows if factor == 1.0 else factor * rows)  # the table has this form already
-    if not readable:  # here the backward of `index_select` has no fixed order either
-        return OffsetTable(_precise(rows, factor)[:, index])
-    steps = index.diff().nonzero()  # the offsets whose row differs from that of the next
-    clamped = (int(steps[0]) + 1, index.shape[0] - 1 - int(steps[-1])) if len(steps) else (index.shape[0], 1)
+    index = row_of(offsets)
+    if isinstance(row_of, RowMap):
+        clamped = (1, 1) if is_traced() else row_of.ends(low, low + len(offsets) - 1)
+    elif may_read(offsets.device):
+        steps = index.diff().nonzero()  # the offsets whose row differs from that of the next
+        clamped = (int(steps[0]) + 1, len(index) - 1 - int(steps[-1])) if len(steps) else (len(index), 1)
+    else:
+        clamped = 1, 1
+    if not may_read(offsets.device):  # here the backward of `index_select` has no fixed order either
+        return OffsetTable(_precise(rows, factor)[:, index], clamped=clamped)
     return OffsetTable(_precise(rows, factor).index_select(1, index), clamped=clamped)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ..host.tracing import is_traced
-from .context import moved
+from .call import SharedTerms
+from .context import AttentionContext, moved
 
 
 # A group has rows of at least this share of the length of its longest one. Smaller groups have less padding, and more
@@ -26,39 +27,56 @@ SHORT = 16
 FIRST = slice(0, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowGroup:
-    """b rows of a batch whose attention is computed together.
+    """b rows of a batch whose attention is computed together, each of l tokens at most.
 
     Attributes:
-        tokens: where their real tokens are among the T of the batch.
-        rows: which rows of the batch they are, (b,).
-        length: l, of the longest.
-        positions: of the real tokens among the b·l of the padded rows; None where all rows have l.
-        visible: which keys are real tokens, (b, 1, 1, l); None where all are.
+        context: positions of queries and keys, and the other relations between them.
+        mask: that of an `AttentionCall`; of a group that nobody has prepared, which keys are tokens, (b, 1, 1, l), or
+            None where all are.
+        terms: those of all layers; None where each layer makes its own.
+        kept: what a layer finds out for others, such as the backend.
+        rows: which rows of the batch they are, (b,); None where all are one group, and nobody asks.
+        positions: of the real tokens among the b·l of the padded rows; None where all rows have l, or keep padding.
+        columns: of the batch, (b, l), where rows have padding on the left; None for the first l.
     """
 
-    tokens: slice
-    rows: torch.Tensor
-    length: int
-    positions: torch.Tensor | None
-    visible: torch.Tensor | None
+    context: AttentionContext
+    mask: Any = None
+    terms: SharedTerms | None = None
+    kept: dict[Hashable, Any] = field(default_factory=dict)
+    rows: torch.Tensor = None  # type: ignore[assignment]
+    positions: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """l."""
+        return self.context.query_length
+
+    @property
+    def count(self) -> int:
+        """Of its real tokens, or of all b·l where padding stays."""
+        return len(self.rows) * self.length if self.positions is None else len(self.positions)
 
     def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The part of a tensor (B, L, …) that belongs to these rows, (b, l, …); that of (1, L, …) or None as it is.
+        """The part of a tensor (B, L, …) that belongs to these rows, (b, l, …); that of (1, L, …) may stay (1, l, …).
 
-        Tensors (…, L, L, …) of pairs are cut by the caller.
+        Tensors (…, L, L, …) of pairs are cut by the caller, where there is no padding on the left.
         """
         if tensor is None:
             return None
-        return (tensor if tensor.shape[0] == 1 else tensor[self.rows])[:, : self.length]
+        if self.columns is not None:
+            return tensor[(self.rows if len(tensor) > 1 else 0 * self.rows)[:, None], self.columns]
+        return (tensor if len(tensor) == 1 else tensor[self.rows])[:, : self.length]
 
     def in_rows(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Vectors of the batch, (1, T, E) or (B, L, E), as (b, l, E); padding has zeros."""
-        own = vectors.flatten(0, 1)[self.tokens]
+        """Vectors of its tokens, (count, E), as (b, l, E); padding has zeros."""
         if self.positions is not None:
-            own = own.new_zeros(len(self.rows) * self.length, own.shape[1]).index_copy(0, self.positions, own)
-        return own.unflatten(0, (len(self.rows), self.length))
+            padded = vectors.new_zeros(len(self.rows) * self.length, vectors.shape[1])
+            vectors = padded.index_copy(0, self.positions, vectors)
+        return vectors.unflatten(0, (-1, self.length))
 
     def tokens_of(self, rows: torch.Tensor) -> torch.Tensor:
         """The real tokens of (b, l, E), in their order."""
@@ -66,27 +84,30 @@ class RowGroup:
         return flat if self.positions is None else flat.index_select(0, self.positions)
 
 
-@dataclass(frozen=True)
-class UnpaddedBatch:
-    """A batch of B rows of L tokens without its padding, rows in the order of their lengths, the longest first.
+@dataclass(eq=False)
+class Batch:
+    """B rows of L tokens: what layers and parts of an encoder know of the call that runs.
+
+    Without its padding, its rows are in the order of their lengths, the longest first, and its states (1, T, D). With
+    it, all rows are one group, and states (B, L, D).
 
     Attributes:
-        indices: (T,), of the real tokens in the flattened batch.
-        batch: B.
+        size: B.
         length: L.
         groups: of rows, in order.
-        kept: what a layer finds out for all layers of a call, such as the backend.
+        indices: (T,), of the real tokens in the flattened batch; None where padding stays.
+        is_used: whether a part of the encoder has asked for it.
     """
 
-    indices: torch.Tensor
-    batch: int
+    size: int
     length: int
     groups: tuple[RowGroup, ...]
-    kept: dict[Hashable, Any] = field(default_factory=dict, compare=False)
+    indices: torch.Tensor | None = None
+    is_used: bool = False
 
     @classmethod
-    def of(cls, real: torch.Tensor, read: slice = FIRST) -> "UnpaddedBatch | None":
-        """From a mask (B, L), True for real tokens; None where padding stands inside of a row, or heads read it.
+    def of(cls, real: torch.Tensor, read: slice = FIRST) -> "Batch | None":
+        """Without padding, from a mask (B, L), True for real tokens; None where padding is inside of a row, or read.
 
         Tokens of a row have to be neighbours, since the distances between them count.
 
@@ -102,39 +123,39 @@ class UnpaddedBatch:
         columns = torch.arange(length, device=real.device)
         order = lengths.argsort(descending=True, stable=True)
         sizes = lengths[order].tolist()
-        indices = (order[:, None] * length + columns)[real[order]]
-        groups, first, begin = [], 0, 0
+        indices, starts = (order[:, None] * length + columns)[real[order]], real.int().argmax(1)[order]
+        is_left = bool(starts.any())
+        groups, first = [], 0
         while first < batch:
             longest = sizes[first]
             last = first
             while last < batch and (sizes[last] >= SHORTEST * longest or longest <= SHORT):
                 last += 1
-            count, rows = sum(sizes[first:last]), order[first:last]
-            visible = positions = None
-            if count < len(rows) * longest:
+            rows, mask, positions = order[first:last], None, None
+            if sizes[last - 1] < longest:
                 seen = columns[:longest] < lengths[rows, None]
-                visible, positions = seen[:, None, None, :], seen.flatten().nonzero().flatten()
-            groups.append(RowGroup(slice(begin, begin + count), rows, longest, positions, visible))
-            first, begin = last, begin + count
-        return cls(indices, batch, length, tuple(groups))
+                mask, positions = seen[:, None, None, :], seen.flatten().nonzero().flatten()
+            context = AttentionContext(longest, longest, longest=length)
+            places = (starts[first:last, None] + columns[:longest]).clamp(max=length - 1) if is_left else None
+            groups.append(RowGroup(context, mask, rows=rows, positions=positions, columns=places))
+            first = last
+        return cls(batch, length, tuple(groups), indices)
 
     @classmethod
-    def with_padding(cls, real: torch.Tensor) -> "UnpaddedBatch":
-        """Of a call that keeps its padding: one group with all L positions of all B rows.
+    def with_padding(cls, real: torch.Tensor) -> "Batch":
+        """With its padding, from a mask (B, L), True for real tokens."""
+        size, length = real.shape
+        mask = None if bool(real.all()) else real[:, None, None, :]
+        return cls(size, length, (RowGroup(AttentionContext(length, length), mask, rows=torch.arange(size)),))
 
-        States are (B, L, D) then. The group's `visible` hides the keys that are padding, and its `positions` are None.
+    @property
+    def tokens(self) -> int:
+        """How many are computed, T or B·L."""
+        return self.size * self.length if self.indices is None else len(self.indices)
 
-        Args:
-            real: (B, L), True for tokens.
-        """
-        rows, length = real.shape
-        visible = None if bool(real.all()) else real[:, None, None, :]
-        group = RowGroup(slice(None), torch.arange(rows), length, None, visible)
-        return cls(torch.arange(real.numel()), rows, length, (group,))
-
-    def to(self, device: torch.device) -> "UnpaddedBatch":
-        """The batch on a device. accelerate asks for it if a layer is not on the device of the input."""
-        on_device: UnpaddedBatch = moved(self, device)
+    def to(self, device: Any = None, *args: Any, **kwargs: Any) -> "Batch":
+        """The batch on a device, for accelerate; with another dtype, which encoders ask of a mask, as it is."""
+        on_device: Batch = self if isinstance(device, torch.dtype | None) else moved(self, device)
         return on_device
 
     def dim(self) -> int:
@@ -143,57 +164,47 @@ class UnpaddedBatch:
 
     def remove(self, states: torch.Tensor) -> torch.Tensor:
         """(B, L, D) to (1, T, D)."""
+        assert self.indices is not None
         return states.flatten(0, 1).index_select(0, self.indices)[None]
 
     def restore(self, tokens: torch.Tensor) -> torch.Tensor:
         """(1, T, D) to (B, L, D), with zeros for padding."""
-        states = tokens.new_zeros(self.batch * self.length, tokens.shape[2])
-        return states.index_copy(0, self.indices, tokens[0]).unflatten(0, (self.batch, self.length))
+        assert self.indices is not None
+        states = tokens.new_zeros(self.size * self.length, tokens.shape[2])
+        return states.index_copy(0, self.indices.to(tokens.device), tokens[0]).unflatten(0, (self.size, self.length))
 
     def by_group(self, attend: Callable[..., torch.Tensor], *vectors: torch.Tensor) -> torch.Tensor:
         """Compute attention group by group.
 
         Args:
             attend: from a group and its vectors, each (b, l, E), to its output, (b, l, D).
-            vectors: of the batch, each (1, T, E); (B, L, E) if its one group has all positions.
+            vectors: of the batch, each (1, T, E), or (B, L, E) with padding.
 
         Returns:
             (1, T, D) or (B, L, D).
         """
-        found = [group.tokens_of(attend(group, *(group.in_rows(each) for each in vectors))) for group in self.groups]
+        counts = [group.count for group in self.groups]
+        parts = zip(self.groups, *(each.flatten(0, 1).split(counts) for each in vectors), strict=True)
+        found = [group.tokens_of(attend(group, *map(group.in_rows, part))) for group, *part in parts]
         return torch.cat(found).unflatten(0, vectors[0].shape[:2])
 
 
-@dataclass
-class Running:
-    """The batch of the call that is running, and what its encoder did with it.
-
-    Attributes:
-        is_used: whether the encoder asked for it.
-    """
-
-    batch: UnpaddedBatch
-    is_used: bool = False
-
-
-_running: ContextVar[Running | None] = ContextVar("running", default=None)
+_running: ContextVar[Batch | None] = ContextVar("running", default=None)
 
 
 @contextmanager
-def running(batch: UnpaddedBatch) -> Iterator[Running]:
+def running(batch: Batch) -> Iterator[None]:
     """While the forward of an encoder runs, its parts find its batch by `take_batch`."""
-    found = Running(batch)
-    token = _running.set(found)
+    token = _running.set(batch)
     try:
-        yield found
+        yield
     finally:
         _running.reset(token)
 
 
-def take_batch() -> UnpaddedBatch | None:
-    """The batch of this thread's call; None for a call that nobody has unpadded."""
-    found = None if is_traced() else _running.get()
-    if found is None:
-        return None
-    found.is_used = True
-    return found.batch
+def take_batch() -> Batch | None:
+    """The batch of this thread's call; None for a call that nobody has prepared."""
+    batch = None if is_traced() else _running.get()
+    if batch is not None:
+        batch.is_used = True
+    return batch

@@ -34,10 +34,8 @@ def check_shape(name: str, shape: Iterable[int], expected: Iterable[int]) -> Non
         ConversionError: for a tensor whose shape is not that of its configuration.
     """
     if (found := tuple(shape)) != (wanted := tuple(expected)):
-        raise ConversionError(
-            f"{name} has shape {found}, and config.json makes it {wanted}; correct config.json or take the weights "
-            "that belong to it"
-        )
+        both = f"{name} has shape {found}, and config.json makes it {wanted}"
+        raise ConversionError(f"{both}; correct config.json or take the weights that belong to it")
 
 
 @contextmanager

@@ -55,12 +55,10 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
     except (SafetensorError, OSError) as error:
         with open(path, "rb") as start:
             if start.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise ValueError(
-                    f"{path}: is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`"
-                ) from error
-        raise ValueError(
-            f"{path}: cut short or corrupt ({' '.join(str(error).split())}); copy or download the file again"
-        ) from error
+                pointer = "a pointer of Git LFS, not the weights; fetch them with `git lfs pull`"
+                raise ValueError(f"{path}: is {pointer}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: cut short or corrupt ({reason}); copy or download the file again") from error
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -84,10 +82,7 @@ def check_config(folder: str | os.PathLike[str]) -> None:
     """Raise a ValueError for a missing or broken config.json."""
     path = os.path.join(folder, CONFIG)
     if not os.path.isfile(path):
-        raise ValueError(
-            f"{os.fspath(folder)} has no {CONFIG}, so it is not a checkpoint; give a folder that `save_pretrained` "
-            "wrote"
-        )
+        raise ValueError(f"{os.fspath(folder)} has no {CONFIG}; give a folder that `save_pretrained` wrote")
     read_json(path)
 
 
@@ -125,10 +120,8 @@ def check_weights(files: Iterable[str]) -> None:
         wrong = [n for n, kind in types.items() if kind in NO_WEIGHTS and "." in n and not n.endswith("_ids")]
         config = os.path.join(os.path.dirname(path), CONFIG)
         if wrong and not (os.path.isfile(config) and read_json(config).get("quantization_config")):
-            raise ValueError(
-                f"{path}: {wrong[0]} has dtype {types[wrong[0]]}, but {CONFIG} has no quantization_config; restore "
-                "the file"
-            )
+            found = f"{wrong[0]} has dtype {types[wrong[0]]}, but {CONFIG} has no quantization_config"
+            raise ValueError(f"{path}: {found}; restore the file")
 
 
 def is_checkpoint(source: Any, arguments: Mapping[str, Any]) -> bool:

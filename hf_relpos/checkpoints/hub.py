@@ -30,17 +30,15 @@ def download(repository: str, revision: str | None, folder: str, patterns: Itera
         downloaded = find_folder(repository, patterns, folder, revision=revision)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
-        raise ConversionError(
-            f"source = {repository!r}: there is no such folder, and no such Hub repository{at} that you may read; "
-            "check the spelling, or log in with `hf auth login`"
-        ) from error
+        missing = f"there is no such folder, and no such Hub repository{at} that you may read"
+        remedy = "check the spelling, or log in with `hf auth login`"
+        raise ConversionError(f"source = {repository!r}: {missing}; {remedy}") from error
     except OSError as error:  # no connection, offline mode, errors of the Hub, a full disk
-        reason = shorten(str(error), 160, placeholder=" …")
-        raise ConversionError(
-            f"source = {repository!r}: there is no such folder, and the Hub repository could not be downloaded "
-            f"({type(error).__name__}: {reason}). Check the connection and HF_HUB_OFFLINE, or download it elsewhere "
-            f"with `hf download {repository} --local-dir FOLDER` and give that folder"
-        ) from error
+        reason = f"{type(error).__name__}: {shorten(str(error), 160, placeholder=' …')}"
+        failed = f"there is no such folder, and the Hub repository could not be downloaded ({reason})"
+        elsewhere = f"with `hf download {repository} --local-dir FOLDER`, and give that folder"
+        remedy = f"check the connection and HF_HUB_OFFLINE, or download it elsewhere {elsewhere}"
+        raise ConversionError(f"source = {repository!r}: {failed}; {remedy}") from error
     return downloaded.resolve()
 
 

@@ -34,10 +34,8 @@ def check_source(source: str | Path) -> None:
         try:
             validate_repo_id(str(source))
         except HFValidationError as error:
-            raise ConversionError(
-                f"source = {str(source)!r}: there is no such folder, and it cannot be a Hub repository, whose form is "
-                "'user/name'; check the path"
-            ) from error
+            reason = "there is no such folder, and it cannot be a Hub repository, whose form is 'user/name'"
+            raise ConversionError(f"source = {str(source)!r}: {reason}; check the path") from error
 
 
 def check_free(out: str | Path, overwrite: bool) -> None:

@@ -17,22 +17,12 @@ from .files import INDEX, WEIGHTS, open_tensors, read_index, variant_name, weigh
 PICKLED_WEIGHTS = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 SAFETENSORS_FILES = ("model*.safetensors", INDEX)
-CHECKPOINT_FILES = ("config.json", "generation_config.json", *SAFETENSORS_FILES)
+CHECKPOINT_FILES = ("config.json", "adapter_config.json", "generation_config.json", *SAFETENSORS_FILES)
 PICKLED_FILES = (PICKLED_WEIGHTS, "pytorch_model-*.bin", PICKLED_INDEX)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 # Files with the words of a tokenizer.
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "bpe.codes",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "spiece.model",
-    "spm.model",
-    "tokenizer.model",
-)
+SENTENCEPIECE = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model", "tokenizer.model")
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes", *SENTENCEPIECE)
 TOKENIZER_FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 CARD = "README.md"
 
@@ -64,12 +54,10 @@ def read_tensors(folder: Path, allow_pickle: bool = False, variant: str | None =
     if allow_pickle:
         raise ConversionError(f"{missing}; give a folder with weights")
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    raise ConversionError(
-        f"{missing}{', only ' if pickles else ''}{abbreviate(pickles)}; give a folder with safetensors weights. "
-        "Pickles are not read unasked, since loading one can run code. If you trust where it comes from, pass "
-        f"allow_pickle=True (--allow-pickle), which reads {variant_name(PICKLED_WEIGHTS, variant)} or its shards, and "
-        "from them tensors only"
-    )
+    found = f"{missing}{', only ' if pickles else ''}{abbreviate(pickles)}; give a folder with safetensors weights"
+    file = variant_name(PICKLED_WEIGHTS, variant)
+    remedy = f"allow_pickle=True (--allow-pickle) reads the tensors in {file} or its shards"
+    raise ConversionError(f"{found}. Pickles are not read unasked, since they can run code; if you trust it, {remedy}")
 
 
 def tensor_names(folder: Path, allow_pickle: bool = False, variant: str | None = None) -> list[str]:
@@ -113,22 +101,16 @@ def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a corrupt pickle may raise any error
         reason = shorten(" ".join(str(error).split()), 160, placeholder=" …")
-        raise ConversionError(
-            f"{path}: corrupt, or holds other things than tensors, which are not read since they could run code "
-            f"({type(error).__name__}: {reason}); copy or download the file again, or take safetensors"
-        ) from error
+        found = f"corrupt, or holds other things than tensors, which could run code ({type(error).__name__}: {reason})"
+        raise ConversionError(f"{path}: {found}; copy or download it again, or take safetensors") from error
     if not isinstance(content, dict):
-        raise ConversionError(
-            f"{path}: holds a {type(content).__name__}, not the tensors of a model by their names; save its state_dict"
-        )
+        raise ConversionError(f"{path}: holds a {type(content).__name__}, not tensors by name; save a state_dict")
     others = [
         name
         for name, value in content.items()
         if not (isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided)
     ]
     if others:
-        raise ConversionError(
-            f"{path}: {abbreviate(map(repr, others))}: not a plain tensor under its name; save the model's state_dict "
-            "alone"
-        )
+        wrong = f"{abbreviate(map(repr, others))}: not a plain tensor under its name"
+        raise ConversionError(f"{path}: {wrong}; save the model's state_dict alone")
     return {name: tensor.detach() for name, tensor in content.items()}

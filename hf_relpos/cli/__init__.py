@@ -4,6 +4,7 @@ Commands import torch and Transformers only when they run, so help is fast. Erro
 printed without a traceback, with exit code 2.
 """
 
+import copy
 import io
 import os
 import sys
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..console import plain_errors, print_message
+from ..deprecation import OPTIONS as OLD_OPTIONS
 from ..version import __version__
 from . import checkpoints, doctor, evaluation, information, run
 from .options import parse_options
@@ -55,7 +57,17 @@ class _App(typer.Typer):
 
 
 class _Command(TyperCommand):
-    """A command that takes a value once, where Click takes the last of several."""
+    """A command that takes a value once, where Click takes the last of several, and options by their old names."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """The parser of the command line; old names are not in the help."""
+        parser = super().make_parser(ctx)
+        for option in self.get_params(ctx):
+            alias = copy.copy(option)
+            alias.opts = [OLD_OPTIONS[name] for name in option.opts if name in OLD_OPTIONS]
+            if alias.opts:
+                alias.add_to_parser(parser, ctx)
+        return parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line.
@@ -69,6 +81,9 @@ class _Command(TyperCommand):
             if not is_repeatable and given.count(each) > 1:
                 with plain_errors():
                     raise ValueError(f"{each.opts[0]} is given more than once; give one value")
+        for new, old in OLD_OPTIONS.items():
+            if any(each.opts == [old] for each in given):
+                print_message("Warning", f"{old} is now {new}; the old name works until hf_relpos 0.2.0")
         return super().parse_args(ctx, args)
 
 
@@ -90,11 +105,11 @@ def main(
     """Relative and rotary positions for Transformers 5: load, convert and check BERT-like encoders."""
 
 
-def _add(function: Callable[..., None], **settings: Any) -> None:
-    """A command of the function's name; its help is the docstring, by paragraph."""
+def _add(function: Callable[..., None], name: str = "", **settings: Any) -> None:
+    """A command of the function's name, or another; its help is the docstring, by paragraph."""
     # a line break would be one in the help, too
     paragraphs = [" ".join(each.split()) for each in (function.__doc__ or "").split("\n\n")]
-    app.command(function.__name__, cls=_Command, help="\n\n".join(paragraphs), **settings)(function)
+    app.command(name or function.__name__, cls=_Command, help="\n\n".join(paragraphs), **settings)(function)
 
 
 # In the order of the help.
@@ -106,5 +121,6 @@ _add(information.families)
 _add(doctor.doctor)
 _add(checkpoints.demo)
 _add(evaluation.compare)
-_add(run.optimize)
+_add(run.benchmark)
+_add(run.benchmark, "optimize", hidden=True, deprecated="now: hf-relpos benchmark")
 _add(run.run, context_settings={"allow_interspersed_args": False})  # options of the program are its own

@@ -21,34 +21,34 @@ def convert(
         str, typer.Argument(help="Folder or Hub repository of a BERT-like model; `hf-relpos families` lists them.")
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    scheme: Annotated[
+    position_embedding_type: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             help="Position scheme of the result; `hf-relpos schemes` lists them. Default: that of a relative source; "
-            "for absolute sources relative_key, with --text harmonic. tables is closer to the source and slower.",
+            "for absolute sources relative_key, with --texts harmonic. tables is closer to the source and slower.",
         ),
     ] = None,
-    option: Annotated[
+    position_options: Annotated[
         list[str] | None, advanced("Option of the scheme, such as clip=32; repeatable.", metavar="KEY=VALUE")
     ] = None,
     method: Annotated[
         str | None,
         advanced(
-            "keep (default without --text): keep absolute positions, same outputs. drop: keep only their mean, needs "
-            "training. distil (default with --text): train on --text to reproduce the source's outputs. exact "
+            "keep (default without --texts): keep absolute positions, same outputs. drop: keep only their mean, needs "
+            "training. distil (default with --texts): train on --texts to reproduce the source's outputs. exact "
             "(default for a relative source): keep the tables, same outputs.",
             metavar="NAME",
         ),
     ] = None,
-    method_option: Annotated[
+    method_options: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
             help="Option of the method, such as length=2048, or steps=150 (faster) or 1000 (closer); repeatable.",
         ),
     ] = None,
-    text: Annotated[
+    texts: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help=f"{TEXT} The conversion learns from it, without labels. Repeatable."),
     ] = None,
@@ -87,18 +87,18 @@ def convert(
 
     Examples:
 
-    hf-relpos convert google-bert/bert-base-uncased OUT --text novels.txt
+    hf-relpos convert google-bert/bert-base-uncased OUT --texts novels.txt
 
-    hf-relpos convert ROBERTA OUT --text a.txt --method-option length=2048
+    hf-relpos convert ROBERTA OUT --texts a.txt --method-options length=2048
 
-    hf-relpos convert google-bert/bert-base-uncased OUT --scheme t5
+    hf-relpos convert ROBERTA OUT --position-embedding-type t5
     """
     with command_output(json_file, OPTIONS) as console:
-        options = parse_options(option or [])
-        method_options = parse_options(method_option or [], "--method-option")
+        options = parse_options(position_options or [])
+        methods = parse_options(method_options or [], "--method-options")
         check_source(source)
         check_free(out, overwrite)
-        check_texts(text or (), field or "text")
+        check_texts(texts or (), field or "text")
         with loading():
             from ..conversion import convert
             from ..conversion.terminal import print_report
@@ -106,11 +106,11 @@ def convert(
         report = convert(
             source,
             out,
-            position_embedding_type=scheme,
+            position_embedding_type=position_embedding_type,
             position_options=options,
             method=method,
-            method_options=method_options,
-            texts=[Path(each) for each in text] if text else None,
+            method_options=methods,
+            texts=[Path(each) for each in texts] if texts else None,
             field=field or "text",
             skip_unreadable=skip_unreadable,
             seed=seed,
@@ -165,7 +165,9 @@ def demo(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option(help="Training steps; every third one adds a step on long rows.", min=1)] = 120,
+    steps: Annotated[
+        int, typer.Option(help="Training steps; every third one adds a step on long sequences.", min=1)
+    ] = 120,
     overwrite: Overwrite = False,
     json_file: JsonFile = None,
 ) -> None:

@@ -47,22 +47,20 @@ def _print_versions(console: Console, devices: list[str], why: bool) -> dict[str
     import transformers
 
     from .. import __version__
+    from ..host.cores import quota
     from ..live.optimize import rates_of
     from ..products.cpu_gemm import HALF, bmm_library, half_library, linear_library
 
     threads = torch.get_num_threads()
     processor = f"{torch.backends.cpu.get_cpu_capability()}, {threads} {'threads' if threads > 1 else 'thread'}"
-    versions = {
-        "hf_relpos": __version__,
-        "torch": f"{torch.__version__}, {processor}",
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "devices": ", ".join(devices),
-    }
+    processor += "" if (limit := quota()) is None else f"; the container has a quota of {limit:g} CPUs"
+    versions = {"hf_relpos": __version__, "torch": f"{torch.__version__}, {processor}"}
+    versions |= {"transformers": transformers.__version__, "python": platform.python_version()}
+    versions["devices"] = ", ".join(devices)
     ways = {name: ("oneDNN", "PyTorch's own") for name in ("linear", "bmm")}
     ways |= {str(dtype)[6:]: ("float32", str(dtype)[6:]) for dtype in HALF}
     for name, library in zip(ways, (linear_library(), bmm_library(), *map(half_library, HALF)), strict=True):
-        allowed = "" if library.allowed else ", because of HF_RELPOS_FAST_PRODUCTS"
+        allowed = "" if library.allowed else ", because of HF_RELPOS_ONEDNN"
         versions[name] = f"{rates_of(library, *ways[name])}; {ways[name][not library.is_used]} is used{allowed}"
     for name, value in versions.items():
         if why or name not in ways:
@@ -77,9 +75,8 @@ def _print_checks(console: Console, devices: list[str]) -> list[dict[str, Any]]:
     done = []
     for each in checks(devices):
         done.append(each)
-        console.print(
-            str(each), style="" if each.passed else "bold red", markup=False, highlight=False, soft_wrap=True
-        )
+        style = "" if each.passed else "bold red"
+        console.print(str(each), style=style, markup=False, highlight=False, soft_wrap=True)
     failed = sum(not each.passed for each in done)
     seconds = sum(each.seconds for each in done)
     verdict = f"{failed} FAILED; paste all of the above into an issue" if failed else "all right"
@@ -88,7 +85,8 @@ def _print_checks(console: Console, devices: list[str]) -> list[dict[str, Any]]:
 
 
 def _print_backends(console: Console, devices: list[str], why: bool) -> list[dict[str, Any]]:
-    from .. import SCHEMES, RelPosBertConfig, explain_backend
+    from .. import RelPosBertConfig, explain_backend
+    from ..schemes import SCHEMES
 
     names: dict[tuple[str, str], list[str]] = {}  # schemes by device and explanation
     shown: dict[tuple[str, str], list[str]] = {}  # likewise, by what is printed of it

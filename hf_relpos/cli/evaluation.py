@@ -15,7 +15,7 @@ from .output import command_output, loading, write_json
 def compare(
     teacher: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or Hub repository of the source.")],
     student: Annotated[str, typer.Argument(metavar="RESULT", help="Folder or Hub repository of the converted model.")],
-    text: Annotated[
+    texts: Annotated[
         list[str], typer.Option(metavar="TEXT", help=f"{TEXT} Neither model may have been trained on it. Repeatable.")
     ],
     field: Fields = None,
@@ -31,23 +31,23 @@ def compare(
 
     Examples:
 
-    hf-relpos compare google-bert/bert-base-uncased OUT --text held-out.txt
+    hf-relpos compare google-bert/bert-base-uncased OUT --texts held-out.txt
 
-    hf-relpos compare SOURCE OUT --text held-out.txt --lengths 128,512,2048
+    hf-relpos compare SOURCE OUT --texts held-out.txt --lengths 128,512,2048
 
-    hf-relpos compare SOURCE OUT --text abstracts.jsonl --field abstract
+    hf-relpos compare SOURCE OUT --texts abstracts.jsonl --field abstract
     """
     with command_output(json_file, OPTIONS) as console:
         for name in (teacher, student):
             check_source(name)
-        check_texts(text, field or "text")
+        check_texts(texts, field or "text")
         with loading():
             from ..evaluation.compare import compare_models
             from ..evaluation.printing import print_comparison
 
         with progress_bar(Console(stderr=True), first="reading text and models") as progress:
             results = compare_models(
-                teacher, student, text, field or "text", parse_lengths(lengths), pooling, tokenizer, tokens, progress
+                teacher, student, texts, field or "text", parse_lengths(lengths), pooling, tokenizer, tokens, progress
             )
         print_comparison(results, console)
         write_json(json_file, results)

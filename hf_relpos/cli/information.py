@@ -54,13 +54,13 @@ def _differences(source: str, revision: str | None) -> dict[str, str]:
     from transformers import PreTrainedConfig
 
     from ..families.family import first_class
-    from ..loaded.check import check_loaded
+    from ..loaded.check import verify_weights
 
     config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     known = sorted(name for name in config.get("auto_map") or () if name.startswith("AutoModel"))  # AutoModel first
     kind = getattr(transformers, known[0] if known else first_class(config), transformers.AutoModel)
     model = kind.from_pretrained(source, revision=revision, trust_remote_code=True)
-    return {name: str(finding) for name, finding in check_loaded(model).items()}
+    return {name: str(finding) for name, finding in verify_weights(model).items()}
 
 
 def _by_cause(findings: dict[str, str]) -> str:
@@ -89,7 +89,7 @@ def schemes(
             table = new_table("scheme", "what it does", "sides", "past", "target", padding=(0, 1, 0, 0))
             table.caption = (
                 "sides: tells left from right · past: terms beyond the trained range (last row, no term, computed, "
-                "error)\ntarget: of convert --text · hf-relpos schemes NAME: source, options, backends"
+                "error)\ntarget: of convert --texts · hf-relpos schemes NAME: source, options, backends"
             )
             table.columns[0].no_wrap = True
             for each, row in rows.items():

@@ -16,14 +16,9 @@ def advanced(help: str, *names: str, metavar: str | None = None, **settings: Any
     return typer.Option(*names, rich_help_panel=ADVANCED, metavar=metavar, help=help, **settings)
 
 
-# What arguments of `conversion.convert` are called here; others have their own names.
-OPTIONS = {
-    "position_embedding_type": "--scheme",
-    "position_options": "--option",
-    "method_options": "--method-option",
-    "texts": "--text",
-    **{name: f"--{name}" for name in ("text", "method", "seed", "architecture", "revision", "device")},
-}
+# Arguments of `convert` that an error may begin with, and their options.
+ARGUMENTS = "position_embedding_type position_options method_options texts method seed architecture revision device"
+OPTIONS = {name: f"--{name.replace('_', '-')}" for name in ARGUMENTS.split()}
 TEXT = "Text: a .txt, .jsonl, .tsv or .csv file, compressed or not, or a folder of these."
 FIELD = "Key or column in .jsonl, .tsv and .csv; default 'text'. Repeat it to give one for each text."
 JSON = "Write the result to a JSON file; with -, to standard output, and all other output to standard error."
@@ -34,7 +29,7 @@ Overwrite = Annotated[
 ]
 
 
-def parse_options(pairs: list[str], flag: str = "--option") -> dict[str, Any]:
+def parse_options(pairs: list[str], flag: str = "--position-options") -> dict[str, Any]:
     """Parse ["clip=32", "mode=log"] as {"clip": 32, "mode": "log"}; values that are not JSON are strings.
 
     Args:

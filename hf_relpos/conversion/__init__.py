@@ -12,13 +12,5 @@ from .pipeline import convert
 from .report import ConversionReport, Step
 
 
-__all__ = [
-    "METHODS",
-    "ConversionError",
-    "ConversionReport",
-    "Method",
-    "PoorConversionWarning",
-    "Step",
-    "convert",
-    "export_checkpoint",
-]
+__all__ = ["METHODS", "ConversionError", "ConversionReport", "Method", "PoorConversionWarning", "Step"]
+__all__ += ["convert", "export_checkpoint"]

@@ -17,6 +17,7 @@ from .plan import Conversion
 
 # Stock class to ours: BertForMaskedLM to RelPosBertForMaskedLM, and so on.
 ARCHITECTURES = {head.__name__.removeprefix("RelPos"): head for head in HEADS.values()}
+Noted = tuple[RelPosBertPreTrainedModel, dict[str, str]]  # a model, and notes on some of its tensors
 # A method changes the model in place, which has zeros in the scheme's parameters, and returns the names of changed
 # tensors with a note on each.
 Apply = Callable[[RelPosBertPreTrainedModel, Conversion], dict[str, str]]
@@ -52,9 +53,7 @@ def rename_relative(source: Checkpoint, own_config: RelPosBertConfig, config: Re
 
 
 @torch.no_grad()
-def assemble(
-    architecture: str, config: RelPosBertConfig, source: Checkpoint
-) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+def assemble(architecture: str, config: RelPosBertConfig, source: Checkpoint) -> Noted:
     """Build a model with the tensors of the source, in the source's dtype and in eval mode.
 
     The scheme's other parameters are zero, and so are token types that the source lacks.
@@ -83,7 +82,7 @@ def build_teacher(conversion: Conversion) -> RelPosBertPreTrainedModel:
 
 
 @torch.no_grad()
-def build_model(conversion: Conversion, apply: Apply | None) -> tuple[RelPosBertPreTrainedModel, dict[str, str]]:
+def build_model(conversion: Conversion, apply: Apply | None) -> Noted:
     """Build the result by the function of its method, if it has one; also returns a note on each changed tensor."""
     model, folded = assemble(conversion.spec.architecture, conversion.config, conversion.renamed)
     changed = apply(model, conversion) if apply else {}

@@ -20,7 +20,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: for a folder without a readable config.json, and a quantised model.
     """
-    path = folder / "config.json"
+    path, adapter = folder / "config.json", folder / "adapter_config.json"
+    if adapter.is_file() and not path.is_file():
+        what = f"{folder}: is an adapter (LoRA) of {read_json(adapter).get('base_model_name_or_path')}"
+        raise ConversionError(f"{what}; merge it first, by PEFT's merge_and_unload(), and save the model")
     check_config(folder)
     config = without_kernels(read_json(path), path)
     if config.get("quantization_config"):
@@ -64,9 +67,8 @@ def target_config(
     kept = positions.scheme
     length = method_options.get("length") or limit
     if source.conv_kernel_size and method.learns:
-        raise ConversionError(
-            f"conv_kernel_size = {source.conv_kernel_size}: distil cannot train this convolution; leave the method out"
-        )
+        size = source.conv_kernel_size
+        raise ConversionError(f"conv_kernel_size = {size}: distil cannot train it; leave the method out")
     name = name or (PLAIN_SCHEME if method.learns else kept or DEFAULT_SCHEME)
     scheme = None if name == kept else _find_scheme(name)
     has_it = f"position_embedding_type = {name!r}: {spec.folder} has it already; choose another scheme, or options"
@@ -105,10 +107,9 @@ def target_config(
             return source
         raise ConversionError(has_it)
     if not method.learns:
-        raise ConversionError(
-            f"position_embedding_type = {name!r}, position_options = {options}: method = 'exact' keeps the "
-            f"source's scheme {source.position_embedding_type!r}; method = 'distil' learns another one from text"
-        )
+        kept = f"method = 'exact' keeps the source's {source.position_embedding_type!r}"
+        given = f"position_embedding_type = {name!r}, position_options = {options}"
+        raise ConversionError(f"{given}: {kept}; method = 'distil' learns another from text")
     check_scheme(scheme or _find_scheme(name), method)
     return config
 

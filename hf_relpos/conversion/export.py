@@ -32,16 +32,8 @@ from .verify import under_own_names
 
 
 # Fields that do not change the outputs, and those of the positions, which are compared with their defaults.
-NO_EFFECT = (
-    *NOT_KEPT,
-    "converted_from",
-    "max_position_embeddings",  # included in the scheme's resolved options
-    "position_options",
-    "save_code",
-    "tokenizer_class",
-    "unpad_inputs",
-    "use_cache",
-)
+NO_EFFECT = {*NOT_KEPT, "converted_from", "save_code", "tokenizer_class", "unpad_inputs", "use_cache"}
+NO_EFFECT |= {"position_options", "max_position_embeddings"}  # in the scheme's resolved options
 
 
 @conversion_errors()
@@ -79,11 +71,8 @@ def export_checkpoint(
             stock.save_pretrained(unfinished)
         copied = () if origin is None else Layout(origin).copy(unfinished, stock or model)
     if not set(copied) & set(TOKENIZER_FILES):
-        warnings.warn(
-            f"{out} has no tokenizer, because none was found in {origin or model.name_or_path or 'the model'}; save "
-            "one there with tokenizer.save_pretrained, otherwise AutoTokenizer creates an empty one",
-            stacklevel=3,
-        )
+        lack = f"{out} has no tokenizer, because none was found in {origin or model.name_or_path or 'the model'}"
+        warnings.warn(f"{lack}; save one there, otherwise AutoTokenizer creates an empty one", stacklevel=3)
     return spec.head
 
 
@@ -119,34 +108,26 @@ def _spec(model: RelPosBertPreTrainedModel) -> Family:
     family = directly_read(model.config.converted_from or {})
     if family is None:
         known = ", ".join(repr(name) for name, each in FAMILIES.items() if each.read_directly)
-        raise ConversionError(
-            f"converted_from = {model.config.converted_from!r}: only a model that was read from a checkpoint of one "
-            f"of these architectures can be exported: {known}"
-        )
+        source = f"converted_from = {model.config.converted_from!r}"
+        raise ConversionError(f"{source}: only models that were read from one of these can be exported: {known}")
     spec = recognise(Path("config.json"), _fields(model.config, family))
     head = next(name for name, kind in ARCHITECTURES.items() if isinstance(model, kind))
     heads = spec.heads_by_stock()
     if head not in heads:
-        raise ConversionError(
-            f"{type(model).__name__}: {family.class_prefixes[0]} has no such head, only {', '.join(heads)}"
-        )
+        known = f"{family.class_prefixes[0]} has no such head, only {', '.join(heads)}"
+        raise ConversionError(f"{type(model).__name__}: {known}")
     spec = spec.with_head(heads[head])
     if spec.cut:
         spec.config["max_position_embeddings"] += spec.cut
     own, again = model.config, source_config(spec)
-    differing = [
-        name
-        for name, value in own.to_dict().items()
-        if name not in NO_EFFECT and name in again.to_dict() and again.to_dict()[name] != value
-    ]
+    fields = {name: value for name, value in own.to_dict().items() if name not in NO_EFFECT}
+    differing = [name for name, value in fields.items() if again.to_dict().get(name, value) != value]
     if scheme_parts(own) != scheme_parts(again):
         differing += ["position_embedding_type", "position_options"]
     if differing:
         listed = ", ".join(f"{name} = {getattr(own, name)!r}" for name in differing)
-        raise ConversionError(
-            f"{listed}: {spec.head} supports only {', '.join(repr(getattr(again, name)) for name in differing)}; "
-            "set it back, or keep the model in the format of hf_relpos"
-        )
+        known = f"{spec.head} supports only {', '.join(repr(getattr(again, name)) for name in differing)}"
+        raise ConversionError(f"{listed}: {known}; set it back, or keep the model in the format of hf_relpos")
     return spec
 
 
@@ -193,17 +174,13 @@ def _stock_model(model: RelPosBertPreTrainedModel, spec: Family) -> PreTrainedMo
     own, tensors = stock.state_dict(), model.state_dict()
     used = {spec.rename(each, base)[0] for each in spec.unpack(own)}
     placed = {tensors[each].data_ptr() for each in used if each in tensors}
-    stray = [
-        each
-        for each, tensor in tensors.items()
-        if tensor.data_ptr() not in placed and not (base and each.startswith("pooler."))
-    ]
+    stray = [each for each, tensor in tensors.items() if tensor.data_ptr() not in placed]
+    stray = [each for each in stray if not (base and each.startswith("pooler."))]
     lost = [each for each in used if each not in tensors]
     if stray or lost:
-        raise ConversionError(
-            f"tensors that {spec.head} does not have: {abbreviate(stray) or 'none'}; tensors that the model lacks: "
-            f"{abbreviate(lost) or 'none'}. Merge adapters, and undo changes of the module tree"
-        )
+        found = f"{abbreviate(stray) or 'none'}; tensors that the model lacks: {abbreviate(lost) or 'none'}"
+        remedy = "Merge adapters, and undo changes of the module tree"
+        raise ConversionError(f"tensors that {spec.head} does not have: {found}. {remedy}")
     stock.load_state_dict(under_own_names(spec, own, tensors), assign=True)
     stock.tie_weights()
     stock.config.dtype = model.dtype

@@ -50,19 +50,8 @@ MODULE_PATH = re.compile(r"\.|(\w[\w .-]{0,60}/)*(\w[\w .-]{0,60})?")
 # Modules without parameters; all others must have them in safetensors.
 WEIGHTLESS = ("Pooling", "Normalize", "Dropout", "WordWeights")
 # Files that a conversion and `save_pretrained` of a model and a tokenizer write, and .gitattributes.
-KNOWN = (
-    "config.json",
-    "generation_config.json",
-    WEIGHTS,
-    "model-?????-of-?????.safetensors",
-    INDEX,
-    *TOKENIZER_FILES,
-    *TOP_FILES,
-    *ENCODER_FILES,
-    CARD,
-    REPORT,
-    ".gitattributes",
-)
+MODEL_FILES = ("config.json", "generation_config.json", WEIGHTS, "model-?????-of-?????.safetensors", INDEX)
+KNOWN = (*MODEL_FILES, *TOKENIZER_FILES, *TOP_FILES, *ENCODER_FILES, CARD, REPORT, ".gitattributes")
 
 
 @dataclass(frozen=True)
@@ -152,10 +141,8 @@ def locate(source: str | Path, revision: str | None = None, allow_pickle: bool =
     layout = read_layout(folder)
     for path, kind in layout.modules.items():
         if kind not in WEIGHTLESS and not (folder / path / WEIGHTS).is_file():
-            raise ConversionError(
-                f"{folder / path}: the module {kind} has no {WEIGHTS}. Loading a pickle can run code; if you trust "
-                "it, load the folder as a SentenceTransformer, save it again as safetensors, and convert that"
-            )
+            remedy = "if you trust its pickle, load it as a SentenceTransformer, save it again, and convert that"
+            raise ConversionError(f"{folder / path}: the module {kind} has no {WEIGHTS}; {remedy}")
     return replace(layout, revision=commit)
 
 
@@ -180,9 +167,8 @@ def read_layout(source: Path) -> Layout:
         kinds.append((path, kind.rpartition(".")[2]))
     encoders = [path for path, kind in kinds if kind.endswith("Transformer")]
     if len(encoders) != 1:
-        raise ConversionError(
-            f"{listing}: {len(encoders)} modules have the type Transformer, not one; give an encoder's folder"
-        )
+        count = f"{len(encoders)} modules have the type Transformer, not one"
+        raise ConversionError(f"{listing}: {count}; give an encoder's folder")
     own = {"", ".", encoders[0]}  # a module without a separate folder has no files
     modules = {path: kind for path, kind in kinds if path not in own}
     pools = any(kind.endswith("Pooling") for _, kind in kinds)
@@ -279,19 +265,17 @@ def other_files(folder: Path) -> list[str]:
     layout = _layout(folder)
     known = {folder / name: [*MODULE_FILES] for name in layout.modules}
     known |= {each: [*KNOWN, *own_files(each)] for each in (folder, folder / layout.encoder)}
-    for each in [*known]:
-        for above in each.parents:
-            if folder in above.parents:
-                known.setdefault(above, [])  # it has folders alone
-    found = []
-    for each, patterns in known.items():
-        for path in each.iterdir() if each.is_dir() else ():
+    places = {place for each in known for place in (each, *each.parents)}
+
+    def others(place: Path) -> Iterator[str]:
+        for path in place.iterdir():
             name = path.relative_to(folder).as_posix()
             if path.is_dir() and not path.is_symlink():
-                found += [] if path in known else [f"{name}/"]
-            elif not any(fnmatch(path.name, pattern) for pattern in patterns):
-                found.append(name)
-    return sorted(found)
+                yield from others(path) if path in places else [f"{name}/"]
+            elif not any(fnmatch(path.name, pattern) for pattern in known.get(place, ())):
+                yield name
+
+    return sorted(others(folder))
 
 
 def _layout(folder: Path) -> Layout:
@@ -313,6 +297,4 @@ def check_link(path: Path, folder: Path) -> None:
     real, top = path.resolve(), folder.resolve()
     places = [top, *(above.parent / "blobs" for above in (top, *top.parents) if above.name == "snapshots")]
     if not any(place in real.parents for place in places):
-        raise ConversionError(
-            f"{path}: a link out of the folder, to {real}; put the file itself there, or remove the link"
-        )
+        raise ConversionError(f"{path}: a link out of the folder, to {real}; put the file there, or remove the link")

@@ -36,12 +36,8 @@ def held_out_rows(conversion: Conversion, tokenizer: Any) -> dict[int, list[list
     lengths = [length for length in LENGTHS if length <= conversion.limit] or [conversion.limit]
     if (longest := conversion.options.length or 0) > conversion.limit:
         lengths.append(longest)
-    return {
-        length: gather(
-            conversion, tokenizer, "check", max(EVALUATED_TOKENS, 2 * length), (length,), conversion.seed, 0.0
-        ).ids
-        for length in lengths
-    }
+    cut = partial(gather, conversion, tokenizer, "check", seed=conversion.seed, short=0.0)
+    return {length: cut(max(EVALUATED_TOKENS, 2 * length), (length,)).ids for length in lengths}
 
 
 def held_out_fidelity(

@@ -26,6 +26,8 @@ from .folder import MODULES, SENTENCE_CONFIG
 
 # Parts of the names of position tensors, in the families and here.
 POSITION_TENSORS = ("position_embeddings", "distance_embedding", "rel_embeddings", "relative_attention_bias")
+# Likewise of fields of config.json, with the scheme that each shows.
+POSITION_FIELDS = {"rope": "rope", "rotary": "rope", "alibi": "alibi", "relative_attention": "relative"}
 
 
 @conversion_errors()
@@ -40,7 +42,7 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
         - name: name given by the caller.
         - family: key of `FAMILIES`, or `relpos_bert`, or the model_type of an architecture that is not converted.
         - architecture: the class in its config.json; empty for none.
-        - positions: absolute or the scheme with its options, and the evidence; empty if it is not converted.
+        - positions: absolute or the scheme with its options, and the evidence.
         - trained_length: `max_position_embeddings`, in tokens; None if the configuration has none.
         - max_seq_length: tokens to which its SentenceTransformer cuts texts; None for none.
         - tables: names of the position tensors.
@@ -71,14 +73,15 @@ def inspect_checkpoint(source: str | Path, revision: str | None = None) -> dict[
             raise
         refused = str(error) if config.get("model_type") in FAMILIES else ""
     sentences = folder / SENTENCE_CONFIG
+    tables = tuple(name for name in names if any(part in name for part in POSITION_TENSORS))
     return {
         "name": str(source),
         "family": (spec.name if spec else "") or str(config.get("model_type", "")),
         "architecture": first_class(config),
-        "positions": _positions(spec) if spec else "",
+        "positions": _positions(spec) if spec else _positions_elsewhere(config, tables),
         "trained_length": (spec.fields if spec else config).get("max_position_embeddings"),
         "max_seq_length": read_json(sentences).get("max_seq_length") if sentences.is_file() else None,
-        "tables": tuple(name for name in names if any(part in name for part in POSITION_TENSORS)),
+        "tables": tables,
         "elsewhere": _elsewhere(folder, config, weights, spec),
         "load": _load(spec, str(source)) if spec else "",
         "command": _command(spec, folder, str(source)) if spec and not refused else "",
@@ -93,6 +96,16 @@ def _positions(spec: Family) -> str:
     kinds = [STOCK_SCHEME, *schemes] if found.absolute else schemes
     options = ", ".join(f"{name} = {value!r}" for name, value in found.options.items())
     return " + ".join(kinds) + (f" ({options})" if options else "") + f": {spec.evidence}"
+
+
+def _positions_elsewhere(config: Mapping[str, Any], tables: tuple[str, ...]) -> str:
+    """What config.json and the tensors of an architecture that is not converted show."""
+    if named := config.get("position_embedding_type"):
+        return f"{named}: position_embedding_type"
+    for part, scheme in POSITION_FIELDS.items():
+        if field := next((name for name, value in config.items() if part in name and value), None):
+            return f"{scheme}: {field} = {config[field]!r}"
+    return f"{STOCK_SCHEME}: {tables[0]}" if tables else "not named in config.json"
 
 
 def _without_positions(spec: Family, names: list[str], source: str) -> str:
@@ -114,7 +127,7 @@ def _elsewhere(folder: Path, config: Mapping[str, Any], files: list[str], spec: 
     return (
         f"{said}. Its remote code: Transformers leaves buffers uninitialised that are computed when the model is "
         "built. --trust-remote-code runs it here and compares what it loads with the files, as "
-        "hf_relpos.check_loaded(model) does; hf_relpos.fill_buffers(model) fills the buffers"
+        "hf_relpos.verify_weights(model) does; hf_relpos.initialize_buffers(model) fills the buffers"
     )
 
 
@@ -147,7 +160,9 @@ def _without_remote_code(folder: Path, config: Mapping[str, Any], files: list[st
     kinds = (transformers.MODEL_FOR_MASKED_LM_MAPPING, transformers.MODEL_FOR_TEXT_ENCODING_MAPPING)
     encodes = any(type(model.config) in kind for kind in kinds)
     encodes |= spec is not None or (folder / MODULES).is_file()  # such as Qwen3-Embedding
-    faster = "; hf_relpos.optimize(model) makes that faster on a CPU" if encodes else ""
+    decodes = type(model.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    faster = "; used as an encoder, hf_relpos.optimize(model) may make it faster on a CPU" if decodes else ""
+    faster = "; hf_relpos.optimize(model) makes that faster on a CPU" if encodes else faster
     return f"loads it as it is{past}{faster}"
 
 
@@ -172,9 +187,9 @@ def _load(spec: Family, name: str) -> str:
 
 
 def _command(spec: Family, folder: Path, name: str) -> str:
-    """The command that converts it to a relative model; empty if it is one already."""
-    if isinstance(spec, Own) and not spec.positions.absolute:
+    """The command that converts it to a relative model; empty if it is one already, or was converted."""
+    if isinstance(spec, Own) and (spec.positions.scheme is not None or not spec.positions.absolute):
         return ""
-    text = " --text FILE" if spec.positions.absolute and spec.positions.scheme is None else ""
+    text = " --texts FILE" if spec.positions.absolute and spec.positions.scheme is None else ""
     pickle = "" if has_safetensors(folder) else " --allow-pickle"
     return f"hf-relpos convert {name} OUT{text}{pickle}"

@@ -70,9 +70,8 @@ def learn(model: RelPosBertPreTrainedModel, conversion: Conversion) -> dict[str,
             conversion.details["distillation"] = _distil(student, teacher, windows, conversion, console, progress)
         trained = time.process_time()
         with optimize(student, "float32", unpad=False), optimize(teacher, "float32", unpad=False):
-            conversion.details["fidelity"] = held_out_fidelity(
-                student, teacher, tokenizer, held_out, conversion, progress
-            )
+            found = held_out_fidelity(student, teacher, tokenizer, held_out, conversion, progress)
+            conversion.details["fidelity"] = found
     conversion.details["cpu_seconds"] = {"distillation": trained - began, "check": time.process_time() - trained}
     conversion.details["speed"] = speed(student, teacher)
     model.to("cpu", dtype)  # type: ignore[arg-type]  # Transformers' decorator hides self
@@ -117,14 +116,9 @@ def _distil(
     steps = options.steps
     if (options.length or 0) > limit:  # a step on rows past the source's limit after each `SHORT_STEPS` steps
         steps += math.ceil(steps / SHORT_STEPS)
-    settings: dict[str, Any] = {
-        "steps": steps,
-        "batch_tokens": options.batch_tokens,
-        "learning_rate": LEARNING_RATE * WIDTH / student.config.hidden_size,
-        "table_learning_rate": TABLE_LEARNING_RATE,
-        "losses": losses,
-        "seed": conversion.seed,
-    }
+    rate = LEARNING_RATE * WIDTH / student.config.hidden_size
+    settings: dict[str, Any] = {"steps": steps, "batch_tokens": options.batch_tokens, "learning_rate": rate}
+    settings |= {"table_learning_rate": TABLE_LEARNING_RATE, "losses": losses, "seed": conversion.seed}
     console.print(f"distilling: {settings['steps']} steps on {windows.tokens:,} tokens", highlight=False)
     on_cpu: dict[str, Any] = {"use_cpu": True} if conversion.device.type == "cpu" else {}
     _freeze(student, words="logits" not in losses)

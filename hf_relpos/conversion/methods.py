@@ -114,6 +114,5 @@ def check_scheme(scheme: type[Scheme], method: Method) -> None:
         supported = [name for name, candidate in SCHEMES.items() if not method.unsupported_reason(candidate)]
         is_learnt = not method.learns and not METHODS["distil"].unsupported_reason(scheme)
         remedy = "; method = 'distil' learns it from text" if is_learnt else ""
-        raise ConversionError(
-            f"position_embedding_type = {scheme.name!r}: {reason}; the method supports: {', '.join(supported)}{remedy}"
-        )
+        known = f"the method supports: {', '.join(supported)}"
+        raise ConversionError(f"position_embedding_type = {scheme.name!r}: {reason}; {known}{remedy}")

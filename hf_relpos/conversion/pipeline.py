@@ -67,8 +67,8 @@ def convert(
         source: local folder or Hub repository, with safetensors weights, or pickled ones if `allow_pickle` is set.
         out: folder to write. It also gets a report, `conversion.json`, a model card, `README.md`, and the modules of a
             sentence-transformers folder.
-        position_embedding_type: scheme of the result, a key of `hf_relpos.SCHEMES`. None for `harmonic` if the method
-            is `distil`, else the source's relative scheme, else `relative_key`. MPNet also keeps its T5 bias.
+        position_embedding_type: scheme of the result, a key of `hf_relpos.schemes.SCHEMES`. None for `harmonic` if
+            the method is `distil`, else the source's relative scheme, else `relative_key`. MPNet keeps its T5 bias.
         position_options: options of that scheme.
         method: `keep` (keep absolute positions and all outputs), `drop` (keep only the mean of absolute positions),
             `distil` (start relative terms at zero and train the model on `texts` to reproduce the source; also for
@@ -117,7 +117,7 @@ def convert(
     found = check_text(texts, field, name)
     for other, key in itertools.product(METHODS, method_options or {}):
         if key in METHODS[other].options.keys() - chosen.options.keys():
-            reason = f"is an option of method = {other!r}, which takes texts (--text), and not of {name!r}"
+            reason = f"is an option of method = {other!r}, which takes texts (--texts), and not of {name!r}"
             raise ConversionError(f"method_options[{key!r}] = {given['method_options'][key]!r}: it {reason}")
     check_options(method_options or {}, chosen.options, "method_options", f"method = {name!r}")
     options = {key: option.default for key, option in chosen.options.items()} | dict(method_options or {})

@@ -20,6 +20,7 @@ from .folder import Layout
 from .methods import METHODS, Method
 
 
+Texts = Sequence[tuple[str | Path, str]] | Sequence[str]  # paths with their fields, or documents
 # Arguments of `convert` that do not determine the result.
 NOT_REPORTED = ("source", "out", "overwrite", "device", "progress")
 
@@ -60,7 +61,7 @@ class Conversion:
     config: RelPosBertConfig
     try_writing: Callable[[], None]
     options: SimpleNamespace
-    texts: Sequence[tuple[str | Path, str]] | Sequence[str] | None
+    texts: Texts | None
     skip_unreadable: bool
     seed: int
     device: torch.device
@@ -108,7 +109,7 @@ class Conversion:
         """What the result can and cannot do, in one line."""
         limit, window = self.limit, self.config.attention_window
         if self.config.has_absolute_table:
-            longer = f"For longer texts, convert with --text FILE --method-option length={4 * limit}."
+            longer = f"For longer texts, convert with --texts FILE --method-options length={4 * limit}."
             return f"Its outputs equal the source's, and it reads at most {limit:,} tokens, like the source. {longer}"
         made = f"It reads texts of any length and was made for {self.new_length or limit:,} tokens"
         if window:
@@ -119,7 +120,7 @@ class Conversion:
             return f"Its outputs equal the source's. {made}"
         if self.method.learns:
             return made
-        usable = "for a model to use without training, convert with --text FILE instead of --method drop."
+        usable = "for a model to use without training, convert with --texts FILE instead of --method drop."
         return f"{made} Its outputs are far from the source's until you train it; {usable}"
 
     @property
@@ -146,21 +147,16 @@ def choose_method(given: str | None, has_text: bool, spec: Family) -> str:
     """
     by_text, absolute = "distil" if has_text else "keep", spec.positions.absolute
     name = given or (by_text if absolute else "exact")
-    supported = [
-        name for name, method in METHODS.items() if (method.from_absolute if absolute else method.from_relative)
-    ]
+    supported = [name for name, each in METHODS.items() if (each.from_absolute if absolute else each.from_relative)]
     if name not in supported:
         needed, present = ("relative", "absolute") if absolute else ("absolute", "relative")
-        raise ConversionError(
-            f"method = {name!r} requires {needed} positions, but {spec.folder} has {present} ones ({spec.evidence}); "
-            f"leave the method out, or choose {' or '.join(supported)}"
-        )
+        why = f"requires {needed} positions, but {spec.folder} has {present} ones ({spec.evidence})"
+        remedy = f"leave the method out, or choose {' or '.join(supported)}"
+        raise ConversionError(f"method = {name!r} {why}; {remedy}")
     return name
 
 
-def check_text(
-    texts: Any, field: str | Sequence[str], method: str
-) -> Sequence[tuple[str | Path, str]] | Sequence[str] | None:
+def check_text(texts: Any, field: str | Sequence[str], method: str) -> Texts | None:
     """The texts, which can be iterated over several times, paths with their fields; None for none.
 
     Raises:
@@ -168,7 +164,7 @@ def check_text(
     """
     learns = METHODS[method].learns
     if learns and texts is None:
-        raise ConversionError(f"method = {method!r} requires `texts` (--text; a few hundred sentences are enough)")
+        raise ConversionError(f"method = {method!r} requires `texts` (--texts; a few hundred sentences are enough)")
     if not learns and texts is not None:
         raise ConversionError(f"texts: method = {method!r} does not use them; leave them out, or use 'distil'")
     found = None if texts is None else paths_or_documents(texts)
@@ -186,9 +182,8 @@ def choose_device(given: str | None) -> torch.device:
         ConversionError: for a device that cannot be used.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConversionError(
-            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: a conversion runs in one process; start it without torchrun"
-        )
+        size = os.environ["WORLD_SIZE"]
+        raise ConversionError(f"WORLD_SIZE = {size}: a conversion runs in one process; start it without torchrun")
     name = given or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
         torch.ones((), dtype=torch.float64, device=name).item()

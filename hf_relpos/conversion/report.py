@@ -146,7 +146,7 @@ class ConversionReport:
         if self.difference is not None:
             return f"Its outputs equal the source's, to {self.difference:.1e} of the largest output."
         why = self.details.get("fidelity", {}).get("skipped")
-        return f"Not measured{f' ({why})' if why else ''}. `hf-relpos compare SOURCE OUT --text TEXT` measures it."
+        return f"Not measured{f' ({why})' if why else ''}. `hf-relpos compare SOURCE OUT --texts TEXT` measures it."
 
     @property
     def failed_thresholds(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ def print_report(report: ConversionReport, console: Console) -> None:
     steps = [
         f"written to {report.out}",
         f"load:     import hf_relpos; {report.loading(repr(report.out))}",
-        f"compare:  hf-relpos compare {shlex.quote(report.source)} {out} --text HELD_OUT.txt",
+        f"compare:  hf-relpos compare {shlex.quote(report.source)} {out} --texts HELD_OUT.txt",
         f"upload:   hf upload USER/NAME {out}",
     ]
     console.print("\n".join(steps), highlight=False, markup=False, soft_wrap=True)  # commands stay whole

@@ -137,10 +137,8 @@ def check_windows(windows: Windows, limit: int) -> list[str]:
         notes.append(f"only {windows.tokens:,} tokens of text: a good result needs 12,000 or more; {remedy}")
     notes += filter(None, [unknown_tokens_note(windows.unknown_rate)])
     if longest < min(limit, max(LENGTHS)):
-        notes.append(
-            f"no window has more than {longest} tokens, so distances from {longest} to {limit - 1} were not trained; "
-            "give longer documents"
-        )
+        lack = f"no window has more than {longest} tokens, so distances from {longest} to {limit - 1} were not trained"
+        notes.append(f"{lack}; give longer documents")
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return notes

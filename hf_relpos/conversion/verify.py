@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from ..checkpoints.errors import ConversionError, conversion_errors
 from ..families.bert import Own
 from ..families.family import FIELD_ERRORS, NOT_KEPT, Family
+from ..families.joints import Tensors
 from ..families.tensors import Checkpoint
 from .build import ARCHITECTURES
 from .plan import Conversion
@@ -121,9 +122,8 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     source, spec = conversion.source, conversion.spec
     if isinstance(spec, Own):
         kind = ARCHITECTURES[spec.architecture]
-        own = kind.from_pretrained(
-            spec.folder, dtype=torch.float64, attn_implementation="eager", local_files_only=True
-        )
+        given: dict[str, Any] = {"attn_implementation": "eager", "local_files_only": True}
+        own = kind.from_pretrained(spec.folder, dtype=torch.float64, **given)
         for name, tensor in own.state_dict().items():
             if name not in source.tensors:
                 tensor.copy_(model.state_dict()[name])
@@ -148,9 +148,7 @@ def source_model(conversion: Conversion, model: PreTrainedModel) -> PreTrainedMo
     return stock
 
 
-def under_own_names(
-    spec: Family, own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def under_own_names(spec: Family, own: Tensors, tensors: Tensors) -> Tensors:
     """Convert tensors to the names and layout of the source's class.
 
     Args:
@@ -202,10 +200,8 @@ class LegacySelfAttention(nn.Module):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Map hidden_states (B, L, D) and an additive mask to (B, L, D) and the weights (B, H, L, L)."""
-        query, key, value = (
-            linear(hidden_states).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-            for linear in (self.query, self.key, self.value)
-        )
+        projected = (linear(hidden_states) for linear in (self.query, self.key, self.value))
+        query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in projected)
         relations = self.relations(hidden_states.shape[1])
         scores = query @ key.transpose(-1, -2)
         if "A" in self.terms:

@@ -63,10 +63,8 @@ def text_problem(value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        return (
-            f"holds {value[error.start]!a}, a lone surrogate, which is half a character; remove it, or write the "
-            "text anew in UTF-8"
-        )
+        half = f"{value[error.start]!a}, a lone surrogate, which is half a character"
+        return f"holds {half}; remove it, or write the text anew in UTF-8"
     return ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from .records import excerpt, iterate_records, open_text, text_field, text_problem, text_suffix
 
 
+Sources = str | Path | Iterable[str | Path]  # one, or several
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".tsv", ".csv")
 # Largest number of characters read: a stream may have no end.
 MAX_CHARACTERS = 100_000_000
@@ -18,9 +19,7 @@ class TextError(ValueError):
     """Raised for text that cannot be read or is too short; the message names the remedy."""
 
 
-def pair_fields(
-    sources: str | Path | Iterable[str | Path], field: str | Sequence[str] = "text"
-) -> list[tuple[str | Path, str]]:
+def pair_fields(sources: Sources, field: str | Sequence[str] = "text") -> list[tuple[str | Path, str]]:
     """Pair each text source with its field.
 
     Args:
@@ -33,11 +32,11 @@ def pair_fields(
     if isinstance(sources, str | Path):
         sources = [sources]
     if isinstance(sources, bytes) or not isinstance(sources, Iterable):
-        raise TextError(f"text = {sources!r} is a {type(sources).__name__}; give a path, or a list of paths")
+        raise TextError(f"texts = {sources!r} is a {type(sources).__name__}; give a path, or a list of paths")
     paths = list(sources)
     for path in paths:
         if not isinstance(path, str | Path) or not str(path).strip():
-            raise TextError(f"text = {path!r} is not a path; give the name of a file or folder")
+            raise TextError(f"texts = {path!r} is not a path; give the name of a file or folder")
     names = [field] if isinstance(field, str) else list(field)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise TextError(f"field = {field!r} is not the name of a key or column (--field); give one, such as 'text'")
@@ -76,9 +75,8 @@ def paths_or_documents(texts: Any) -> list[Path] | list[str]:
             characters += len(text)
         items.append(text)
         if isinstance(text, Path) != isinstance(items[0], Path):
-            raise TextError(
-                f"texts[{number}] is a {_kind(text)}, and texts[0] is a {_kind(items[0])}; give paths or documents"
-            )
+            kinds = f"texts[{number}] is a {_kind(text)}, and texts[0] is a {_kind(items[0])}"
+            raise TextError(f"{kinds}; give paths or documents")
         if characters > MAX_CHARACTERS:
             break
     if not items:
@@ -97,10 +95,7 @@ def _kind(text: str | Path) -> str:
 
 
 def read_texts(
-    sources: str | Path | Iterable[str | Path],
-    field: str | Sequence[str] = "text",
-    skip_unreadable: bool = False,
-    by_line: bool = False,
+    sources: Sources, field: str | Sequence[str] = "text", skip_unreadable: bool = False, by_line: bool = False
 ) -> Iterator[str]:
     """Read the documents of files or folders, one after the other.
 
@@ -144,14 +139,12 @@ def find_text(source: str | Path) -> Path:
         exists = path.exists()
     except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be entered, no such user
         reason = getattr(error, "strerror", None) or error
-        raise TextError(f"text = '{excerpt(str(source))}': {reason}; check the path") from error
+        raise TextError(f"texts = '{excerpt(str(source))}': {reason}; check the path") from error
     if not exists:
-        raise TextError(
-            f"text = '{source}': there is no such file; check the path. Save a Hub dataset or a URL first: "
-            "datasets.load_dataset(NAME, split='train').to_json('texts.jsonl')"
-        )
+        hub = "datasets.load_dataset(NAME, split='train').to_json('texts.jsonl')"
+        raise TextError(f"texts = '{source}': there is no such file; check the path. A Hub dataset is saved by {hub}")
     if not path.is_dir() and text_suffix(path) not in SUFFIXES:
-        raise TextError(f"text = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv")
+        raise TextError(f"texts = '{path}': ends in {path.suffix!r}; give .txt, .jsonl, .tsv or .csv")
     return path
 
 
@@ -159,7 +152,7 @@ def _files_in(folder: Path) -> list[Path]:
     """The text files of a folder and the folders in it."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and text_suffix(file) in SUFFIXES)
     if not files:
-        raise TextError(f"text = '{folder}': the folder has no .txt, .jsonl, .tsv or .csv file; add one")
+        raise TextError(f"texts = '{folder}': the folder has no .txt, .jsonl, .tsv or .csv file; add one")
     return files
 
 
@@ -175,8 +168,8 @@ def _read_file(path: Path, field: str, skip_unreadable: bool, by_line: bool) -> 
                 yield text_field(path, number, field, record[field])
     except ValueError as error:
         if not skip_unreadable:
-            raise TextError(f"text = {error}; or set skip_unreadable (--skip-unreadable)") from error
-        warnings.warn(f"text = {error}; left out from there on", stacklevel=2)
+            raise TextError(f"texts = {error}; or set skip_unreadable (--skip-unreadable)") from error
+        warnings.warn(f"texts = {error}; left out from there on", stacklevel=2)
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:

@@ -73,9 +73,8 @@ def run_demo(
     excerpts = cut_excerpts(passages, limit)
 
     with timed_step(console, "1. A BERT with absolute positions"):
-        console.print(
-            f"{source}: {absolute.num_parameters():,} parameters, at most {limit} tokens. {limit + 1} tokens:"
-        )
+        count = f"{absolute.num_parameters():,} parameters"
+        console.print(f"{source}: {count}, at most {limit} tokens. {limit + 1} tokens:")
         try:
             with torch.inference_mode():
                 absolute(passages[:1, : limit + 1])

@@ -9,22 +9,6 @@ from .model_fidelity import Fidelity, LengthFidelity, default_lengths, fidelity,
 from .sliding_windows import windowed_hidden_states
 
 
-__all__ = [
-    "Encoder",
-    "Fidelity",
-    "LengthFidelity",
-    "MaskedAgreement",
-    "compare_models",
-    "default_lengths",
-    "fidelity",
-    "hidden_states",
-    "load_encoder",
-    "load_model",
-    "load_tokenizer",
-    "masked_agreement",
-    "model_max_length",
-    "pool",
-    "pooling_of",
-    "verdict",
-    "windowed_hidden_states",
-]
+__all__ = ["Encoder", "Fidelity", "LengthFidelity", "MaskedAgreement", "compare_models", "default_lengths"]
+__all__ += ["fidelity", "hidden_states", "load_encoder", "load_model", "load_tokenizer", "masked_agreement"]
+__all__ += ["model_max_length", "pool", "pooling_of", "verdict", "windowed_hidden_states"]

@@ -10,15 +10,17 @@ from ..console import ProgressCallback
 from ..data.batching import Row
 from ..data.text import TextError, pair_fields, read_texts
 from ..data.windows import cut_windows, unknown_tokens_note
+from ..deprecation import rename_arguments
 from .inspection import model_max_length
 from .loading import load_encoder
 from .model_fidelity import default_lengths, fidelity
 
 
+@rename_arguments(text=("texts", {}))
 def compare_models(
     teacher: str,
     student: str,
-    text: Sequence[str],
+    texts: Sequence[str],
     field: str | Sequence[str] = "text",
     lengths: Sequence[int] | None = None,
     pooling: str | None = None,
@@ -31,7 +33,7 @@ def compare_models(
     Args:
         teacher: folder or Hub repository.
         student: likewise.
-        text: files or folders for `read_texts`, on which neither model was fitted.
+        texts: files or folders for `read_texts`, on which neither model was fitted.
         field: key or column of the text; one for all, or one for each.
         lengths: tokens per window; None for `default_lengths`.
         pooling: `mean` or `cls`; None for that of the teacher's repository, or `mean` if it has none.
@@ -45,31 +47,26 @@ def compare_models(
         ValueError: for a length that is too short, a different number of fields than texts, files that cannot be read,
             and models that cannot be compared.
     """
-    pair_fields(text, field)
+    pair_fields(texts, field)
     if lengths and min(lengths) < 3:
         raise ValueError(f"--lengths {min(lengths)} is too short: [CLS] and [SEP] are two tokens; give 3 or more")
     one = load_encoder(teacher, tokenizer, pooling)
     other = load_encoder(student, tokenizer or teacher, one.pooling)
     lengths = sorted(set(lengths or default_lengths(model_max_length(one.model))))
-    windows, skipped, unknown = windows_by_length(one.tokenizer, text, field, lengths, tokens)
+    windows, skipped, unknown = windows_by_length(one.tokenizer, texts, field, lengths, tokens)
     if note := unknown_tokens_note(unknown):
         warnings.warn(note, stacklevel=2)
     mask = one.tokenizer.mask_token_id
     measured = fidelity(one.model, other.model, windows, one.pooling, mask, progress=progress)
     measured.skipped.update(skipped)
-    return {
-        "teacher": teacher,
-        "student": student,
-        "text": list(text),
-        "unknown": unknown,
-        "attention_window": getattr(other.model.config, "attention_window", None),
-        **measured.to_dict(),
-    }
+    told = {"teacher": teacher, "student": student, "text": list(texts), "unknown": unknown}
+    window = getattr(other.model.config, "attention_window", None)
+    return {**told, "attention_window": window, **measured.to_dict()}
 
 
 def windows_by_length(
     tokenizer: PreTrainedTokenizerBase,
-    text: Sequence[str],
+    texts: Sequence[str],
     field: str | Sequence[str],
     lengths: Sequence[int],
     tokens: int,
@@ -87,8 +84,7 @@ def windows_by_length(
     unknown = 0.0
     for length in lengths:
         try:
-            texts = read_texts(text, field)
-            cut = cut_windows(tokenizer, texts, max(tokens, 4 * length), (length,), 0.0)
+            cut = cut_windows(tokenizer, read_texts(texts, field), max(tokens, 4 * length), (length,), 0.0)
         except TextError as error:
             if length == min(lengths):  # longer windows fail, too
                 raise

@@ -45,17 +45,13 @@ def loading_errors(name: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = shorten(str(error), 160, placeholder=" …")
-        raise ValueError(
-            f"{name}: no such folder, and no model of this name could be loaded from the Hub ({reason}). Give a "
-            "folder that `save_pretrained` wrote, or check the spelling and the connection"
-        ) from error
+        missing = f"{name}: no such folder, and no model of this name could be loaded from the Hub ({reason})"
+        raise ValueError(f"{missing}. Give a saved folder, or check the spelling and the connection") from error
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(
-            f"{name}: requires code of its own, which is not run here. If you trust it, load it in Python with "
-            "trust_remote_code=True, and pass the model to hf_relpos.evaluation.fidelity or hf_relpos.training.distil"
-        ) from error
+        remedy = "load it with trust_remote_code=True, and call hf_relpos.evaluation.fidelity or training.distil on it"
+        raise ValueError(f"{name}: its own code is not run here; if you trust it, {remedy}") from error
     except Exception as error:  # broken files and fields raise errors of any type
         reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
         remedy = "install what it lacks, or restore config.json and the weights"
@@ -157,9 +153,7 @@ def load_tokenizer(name: str | Path, vocab_size: int | None = None, **arguments:
             raise ValueError("it knows no tokens but special ones")
     except ValueError as error:
         reason = shorten(str(error), 400, placeholder=" …")
-        raise ValueError(
-            f"{name}: no tokenizer could be loaded ({reason}); save one there with `tokenizer.save_pretrained`"
-        ) from error
+        raise ValueError(f"{name}: no tokenizer could be loaded ({reason}); save one there") from error
     if vocab_size is not None and len(tokenizer) > vocab_size:
         sizes = f"the tokenizer has {len(tokenizer)} tokens, but the model has vocab_size = {vocab_size}"
         raise ValueError(f"{name}: {sizes}; give the tokenizer that the model was trained with")

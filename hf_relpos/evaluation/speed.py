@@ -1,4 +1,4 @@
-"""What `optimize` gains on somebody's own texts: seconds and outputs of a model before and after."""
+"""Benchmark `optimize` on your own texts: seconds and outputs of a model before and after."""
 
 import importlib.util
 import itertools
@@ -26,19 +26,19 @@ LONGEST = 512  # tokens of a text, where the tokenizer has no limit
 
 def measure_gain(
     name: str,
-    text: Sequence[str],
+    sources: Sequence[str],
     field: str | Sequence[str] = "text",
-    precision: str = "float32",
-    padding: str = "zeros",
+    dtype: str = "float32",
+    unpad: str = "pad_token",
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Measure on the CPU what `optimize` gains; nothing is written.
+    """Measure the speed-up of `optimize` on the CPU; nothing is written.
 
     Args:
         name: folder or Hub repository, loaded as sentence-transformers' class that it is of, or else by AutoModel.
-        text: sources as of `read_texts`, by line. `MOST_TEXTS` of them are read.
+        sources: of texts, as of `read_texts`, by line. `MOST_TEXTS` of them are read.
         field: as of `read_texts`.
-        precision, padding: as of `optimize`. "int8" and "auto" are measured on `BATCH` of the texts, from all of them.
+        dtype, unpad: as of `optimize`. "int8" and "auto" are measured on `BATCH` of the texts, from all of them.
 
     Returns:
         - model: name, and the class that it was loaded by.
@@ -52,14 +52,14 @@ def measure_gain(
     Raises:
         ValueError: for an unknown model, one that takes no texts, and for text that cannot be read or has none.
     """
-    texts = list(itertools.islice(read_texts(text, field, by_line=True), MOST_TEXTS))
+    texts = list(itertools.islice(read_texts(sources, field, by_line=True), MOST_TEXTS))
     if not texts:
-        raise TextError(f"text = {', '.join(text)}: there is none; give a file with the texts that you compute")
+        raise TextError(f"texts = {', '.join(sources)}: there is none; give a file with the texts that you compute")
     with loading_errors(name):
         model, inputs, outputs = _load(name, trust_remote_code)
     expected, before = _timed(outputs, texts)
-    sample = None if precision in ("float32", "bfloat16") else inputs(texts[:: -(-len(texts) // BATCH)])
-    handle = optimize(model, precision, padding=padding, sample=sample, verify="load")  # which times single calls
+    sample = None if dtype in ("float32", "bfloat16") else inputs(texts[:: -(-len(texts) // BATCH)])
+    handle = optimize(model, dtype, unpad, sample=sample, verify="load")  # which times single calls
     calls = handle.explain(outputs, texts)
     found, after = _timed(outputs, texts)
     cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in zip(found, expected, strict=True)]
@@ -82,7 +82,7 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
     before, after = gain["before"], gain["after"]
     return (
         f"{gain['model']}, {gain['texts']} texts in batches of {BATCH}\n{gain['report']}\n{gain['calls']}\n"
-        f"{before:.2f} s before, {after:.2f} s now: {before / after:.2f} times as fast\n"
+        f"{before:.2f} s before, {after:.2f} s now: {before / after:.2f}× faster\n"
         f"cosine of the outputs with those before: {gain['cosine']:.4f}, least {gain['least']:.4f}; largest "
         f"difference {gain['difference']:.0e} of the largest value"
     )
@@ -107,9 +107,7 @@ def _load(name: str, trust_remote_code: bool) -> tuple[Any, Callable[[list[str]]
     model: PreTrainedModel = AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code)
     model = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     if not takes_tokens(model, is_root=True):
-        raise ValueError(
-            f"{name}: {type(model).__name__} takes no tokens of text; give an encoder of text or a reranker"
-        )
+        raise ValueError(f"{name}: {type(model).__name__} takes no tokens of text; give a text encoder or a reranker")
     tokenizer = load_tokenizer(name)
     names, _ = parameters_of(type(model).forward)
     options = {"use_cache": False} if "use_cache" in names else {}  # calls that return a cache keep their padding
@@ -133,10 +131,8 @@ def _tokenized(tokenizer: Any, *texts: list[str]) -> dict[str, torch.Tensor]:
 
 def _kind(folder: Path) -> str:
     """The class of sentence-transformers that a folder is of; empty for none of them."""
-    config, sentences = (
-        read_json(path) if (path := folder / name).is_file() else {}
-        for name in ("config.json", "config_sentence_transformers.json")
-    )
+    paths = (folder / "config.json", folder / "config_sentence_transformers.json")
+    config, sentences = (read_json(path) if path.is_file() else {} for path in paths)
     if (folder / "modules.json").is_file():
         found: str = sentences.get("model_type", "SentenceTransformer")
         return found

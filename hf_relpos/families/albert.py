@@ -2,6 +2,7 @@
 
 from ..models.checks import integer
 from .family import MOST, Family, Layout
+from .names import of_attention
 
 
 class Albert(Family, name="albert"):
@@ -17,10 +18,7 @@ class Albert(Family, name="albert"):
         "predictions.dense": "predictions.transform.dense",
         "predictions.LayerNorm": "predictions.transform.LayerNorm",
         "predictions": "cls.predictions",
-        "*.attention.query": "*.attention.self.query",
-        "*.attention.key": "*.attention.self.key",
-        "*.attention.value": "*.attention.self.value",
-        "*.attention.dense": "*.attention.output.dense",
+        **of_attention("*.attention.{}", "query", "key", "value", "dense"),
         "*.attention.LayerNorm": "*.attention.output.LayerNorm",
         "*.ffn": "*.intermediate.dense",
         "*.ffn_output": "*.output.dense",
@@ -46,7 +44,5 @@ class Albert(Family, name="albert"):
         size = self.config["hidden_size"]
         if self.config["embedding_size"] != size:
             return ""
-        return (
-            f"embedding_size = hidden_size = {size!r}: this ALBERT projects its embeddings all the same, for which "
-            "there is no parameter here; only one with a smaller embedding_size can be converted"
-        )
+        same = f"embedding_size = hidden_size = {size!r}: this ALBERT projects its embeddings all the same"
+        return f"{same}, which ours does not; only one with a smaller embedding_size can be converted"

@@ -53,10 +53,8 @@ class _Alibi(Family):
         own = self.config.get(name, BERT_DEFAULTS[name])
         if own == value or not self.head.endswith(("ForMaskedLM", "ForPreTraining")):
             return ""
-        return (
-            f"{name} = {own!r}: {part} of {self.head} has {value!r} all the same, where there is one field here for "
-            "both; set architectures to the encoder's class in config.json to convert the encoder without its head"
-        )
+        other = f"{name} = {own!r}: {part} of {self.head} has {value!r} all the same"
+        return f"{other}; set architectures to the encoder's class in config.json to convert it without its head"
 
 
 # Before JinaBERT in the order of recognition, since its tensors have all that shows JinaBERT.
@@ -71,10 +69,7 @@ class MosaicBert(_Alibi, name="mosaicbert"):
     defaults = {"attention_probs_dropout_prob": 0.0, "alibi_starting_size": 512}
     marker = "alibi_starting_size"
     published = {"alibi_starting_size": 512}
-    layout = Layout(
-        "MosaicBERT or DNABERT-2: one projection of queries, keys and values, a gated feed-forward and ALiBi",
-        (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\.", r"\.attention\.self\.Wqkv\."),
-    )
+    layout = Layout("MosaicBERT, DNABERT-2", (r"\.mlp\.gated_layers\.", r"\.mlp\.wo\.", r"\.attention\.self\.Wqkv\."))
 
     def joints(self) -> Iterable[Joint]:
         """One projection of queries, keys and values."""
@@ -101,17 +96,11 @@ class JinaBert(_Alibi, name="jinabert"):
     suffixes = ALL
     title = "JinaBERT v2: embeddings, rerankers"
     parts = {**GATED, **FOR_CODE}
-    only = {
-        "feed_forward_type": (["original", *ACTIVATIONS], "it is unknown"),
-        "alibi_scaling": ([1, None], "its slopes are not ALiBi's"),
-    }
+    only = {"feed_forward_type": (["original", *ACTIVATIONS], "unknown"), "alibi_scaling": ([1, None], "not ALiBi")}
     marker = "feed_forward_type"
     not_marking = FEED_FORWARD_TYPES
     published = {"feed_forward_type": "geglu", "position_embedding_type": "alibi"}
-    layout = Layout(
-        "JinaBERT v2: a gated feed-forward and ALiBi",
-        (r"\.mlp\.(gated_layers|up_gated_layer)\.", r"\.mlp\.(wo|down_layer)\."),
-    )
+    layout = Layout("JinaBERT v2", (r"\.mlp\.(gated_layers|up_gated_layer)\.", r"\.mlp\.(wo|down_layer)\."))
 
     @property
     def activation(self) -> str | None:

@@ -41,14 +41,10 @@ class Own(Family):
         self.positions = Positions(own.has_absolute_table, None if name == STOCK_SCHEME else name, options)
         self.evidence = f"position_embedding_type = {name!r}"
         if inputs := ", ".join(sorted(own.required_inputs)):
-            raise ConversionError(
-                f"{folder}: {self.evidence} needs inputs besides the tokens ({inputs}), which no method of conversion "
-                "has; only one that needs none can be converted"
-            )
+            needs = f"{self.evidence} needs inputs besides the tokens ({inputs})"
+            raise ConversionError(f"{folder}: {needs}; only a scheme that needs none can be converted")
         if isinstance(name, list) and STOCK_SCHEME in name:
-            raise ConversionError(
-                f"{folder}: {self.evidence}: with {STOCK_SCHEME!r} in a combination it cannot be converted"
-            )
+            raise ConversionError(f"{folder}: {self.evidence}: combined with {STOCK_SCHEME!r}, it cannot be converted")
 
     @classmethod
     def ignored_fields(cls, config: Iterable[str]) -> set[str]:
@@ -73,20 +69,10 @@ class Nezha(Family, name="nezha"):
     title = "NEZHA"
     parts = {"nezha": "bert"}
     stock = "bert"
-    defaults = {
-        "vocab_size": 21128,
-        "classifier_dropout": 0.1,
-        "bos_token_id": 2,
-        "eos_token_id": 3,
-        "max_relative_position": 64,
-    }
+    defaults = {"vocab_size": 21128, "classifier_dropout": 0.1, "max_relative_position": 64}
+    defaults |= {"bos_token_id": 2, "eos_token_id": 3}
     dropped_fields = ("use_relative_position", "max_relative_position")
-    only = {
-        "add_cross_attention": (
-            [False, None],
-            "NEZHA has relative terms in cross-attention too, which stays absolute here",
-        )
-    }
+    only = {"add_cross_attention": ([False, None], "NEZHA's cross-attention is relative, too, and ours absolute")}
     computes_positions = True
     marker = "use_relative_position"  # in the original layout
     layout = Layout("NEZHA", (r"(^|\.)nezha\.|\.relative_positions_encoding\.",))

@@ -13,6 +13,7 @@ from ..models.checks import Rule, integer
 from ..schemes.deberta import KINDS
 from .family import MOST, NAME_OR_NAMES, Family, Layout, Positions
 from .joints import QUERY_KEY_VALUE, Joint
+from .names import of_attention
 
 
 def _split_heads(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
@@ -42,14 +43,7 @@ class _Deberta(Family):
         "lm_predictions.lm_head.weight": "cls.predictions.decoder.weight",
     }
     # optional ones, which are not among the fields of Transformers' classes
-    dropped_fields = (
-        "attention_head_size",
-        "cls_dropout",
-        "norm_rel_ebd",
-        "position_buckets",
-        "share_att_key",
-        "talking_head",
-    )
+    dropped_fields = ("attention_head_size", "cls_dropout", "norm_rel_ebd", "position_buckets", "share_att_key")
     types = {
         "conv_kernel_size": integer(-1, optional=True),
         "max_relative_positions": integer(-1),
@@ -114,9 +108,7 @@ class DebertaV2(_Deberta, name="deberta-v2"):
     title = "DeBERTa v2 and v3, mDeBERTa"
     parts = {
         **_Deberta.parts,
-        "*.attention.self.query_proj": "*.attention.self.query",
-        "*.attention.self.key_proj": "*.attention.self.key",
-        "*.attention.self.value_proj": "*.attention.self.value",
+        **of_attention("*.attention.self.{}_proj", "query", "key", "value"),
         "*.attention.self.pos_key_proj": "*.attention.self.distance_embedding.pos_key_proj",
         "*.attention.self.pos_query_proj": "*.attention.self.distance_embedding.pos_query_proj",
     }
@@ -148,17 +140,13 @@ class DebertaV2(_Deberta, name="deberta-v2"):
         """Heads must add up to the hidden size, and buckets leave room for the logarithmic scale."""
         config, size = self.config, self.config.get("attention_head_size")
         if size is not None and size * config["num_attention_heads"] != config["hidden_size"]:
-            return (
-                f"attention_head_size = {size!r} with num_attention_heads = {config['num_attention_heads']} and "
-                f"hidden_size = {config['hidden_size']}: only heads that add up to hidden_size have a counterpart here"
-            )
+            sizes = f"num_attention_heads = {config['num_attention_heads']} and hidden_size = {config['hidden_size']}"
+            return f"attention_head_size = {size!r} with {sizes}: only heads that add up to hidden_size are read here"
         buckets, distance = config.get("position_buckets", -1), self.max_distance
         if config.get("relative_attention", False) and buckets > 0 and (buckets < 2 or distance - 1 <= buckets // 2):
-            return (
-                f"position_buckets = {buckets} with a largest distance of {distance} (max_relative_positions, or "
-                "max_position_embeddings if that is below 1) leaves nothing for the logarithmic scale; correct "
-                "config.json"
-            )
+            source = "max_relative_positions, or max_position_embeddings if that is below 1"
+            few = f"position_buckets = {buckets} with a largest distance of {distance} ({source})"
+            return f"{few} leaves nothing for the logarithmic scale; correct config.json"
         return ""
 
 
@@ -191,7 +179,4 @@ class Deberta(_Deberta, name="deberta"):
         """Terms that the scheme lacks are not supported."""
         if len(self.kinds) == len(self.terms):
             return ""
-        return (
-            f"pos_att_type = {self.config['pos_att_type']!r}: only 'c2p' and 'p2c', once each, have a counterpart; "
-            "the scale depends on the number of names"
-        )
+        return f"pos_att_type = {self.config['pos_att_type']!r}: only 'c2p' and 'p2c', once each, are read here"

@@ -1,6 +1,7 @@
 """DistilBERT (Sanh et al., arXiv 1910.01108): no token types, and other names."""
 
 from .family import Family, Layout
+from .names import of_attention
 
 
 class DistilBert(Family, name="distilbert"):
@@ -16,10 +17,7 @@ class DistilBert(Family, name="distilbert"):
         "vocab_layer_norm": "cls.predictions.transform.LayerNorm",
         "vocab_projector.weight": "cls.predictions.decoder.weight",
         "vocab_projector.bias": "cls.predictions.bias",
-        "*.attention.q_lin": "*.attention.self.query",
-        "*.attention.k_lin": "*.attention.self.key",
-        "*.attention.v_lin": "*.attention.self.value",
-        "*.attention.out_lin": "*.attention.output.dense",
+        **of_attention("*.attention.{}_lin", "q", "k", "v", "out"),
         "*.sa_layer_norm": "*.attention.output.LayerNorm",
         "*.ffn.lin1": "*.intermediate.dense",
         "*.ffn.lin2": "*.output.dense",

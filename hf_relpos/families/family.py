@@ -47,16 +47,8 @@ NAME_OR_NAMES = Rule(lambda value: isinstance(value, str) or NAMES.accepts(value
 # What a configuration raises for its fields.
 FIELD_ERRORS = (StrictDataclassError, TypeError, ValueError)
 # Fields of config.json that do not describe the model.
-NOT_KEPT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "position_embedding_type",
-    "torch_dtype",
-    "transformers_version",
-)
+NOT_KEPT = {"_name_or_path", "architectures", "auto_map", "dtype", "model_type", "position_embedding_type"}
+NOT_KEPT |= {"torch_dtype", "transformers_version"}
 # Fields of any family that Transformers and sentence-transformers read, for heads and quantised weights.
 OF_HEADS = ("num_labels", "quantization_config", "sbert_ce_default_activation_function", "sentence_transformers")
 
@@ -67,7 +59,7 @@ class Positions:
 
     Attributes:
         absolute: whether absolute position embeddings are added to the input.
-        scheme: key of `hf_relpos.SCHEMES`, or several combined schemes; None for no relative positions.
+        scheme: key of `hf_relpos.schemes.SCHEMES`, or several combined schemes; None for no relative positions.
         options: options of the scheme.
     """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from .family import MOST, Family, Layout, Positions
 from .joints import Joint, exchanged_halves, projections
+from .names import of_attention
 from .rotary import BASE, SCALINGS, other_scaling, rope_options
 
 
@@ -17,10 +18,7 @@ PARTS = {
     "lm_head.dense": "cls.predictions.transform.dense",
     "lm_head.norm": "cls.predictions.transform.LayerNorm",
     "lm_head.decoder": "cls.predictions.decoder",
-    "*.attention.q_proj": "*.attention.self.query",
-    "*.attention.k_proj": "*.attention.self.key",
-    "*.attention.v_proj": "*.attention.self.value",
-    "*.attention.o_proj": "*.attention.output.dense",
+    **of_attention("*.attention.{}_proj", "q", "k", "v", "o"),
     "*.attn_ln": "*.attention.output.LayerNorm",
     "*.mlp.down_proj": "*.output.dense",
     "*.mlp_ln": "*.output.LayerNorm",
@@ -81,12 +79,6 @@ class Gte(New, name="gte"):
     class_prefixes = ("Gte",)
     title = "GTE of Transformers"
     parts = {"gte": "bert", **PARTS}
-    defaults = {
-        "vocab_size": 250048,
-        "max_position_embeddings": 8192,
-        "type_vocab_size": 1,
-        "pad_token_id": 1,
-        "attention_probs_dropout_prob": 0.0,
-    }
+    defaults = {**New.defaults, "vocab_size": 250048, "max_position_embeddings": 8192, "pad_token_id": 1}
     published = {}
     base = 160000.0

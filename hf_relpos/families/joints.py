@@ -127,14 +127,10 @@ def without_bias(
     def add(config: Mapping[str, Any], name: str, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
         return [read(config, name, tensor), tensor.new_zeros(len(tensor))]
 
-    def remove(
-        config: Mapping[str, Any], name: str, weight: torch.Tensor, bias: torch.Tensor
-    ) -> Iterable[torch.Tensor]:
+    def remove(config: Mapping[str, Any], name: str, weight: torch.Tensor, bias: torch.Tensor) -> list[torch.Tensor]:
         if bias.any():
-            raise ConversionError(
-                f"{name.removesuffix('weight')}bias was trained, and the original architecture has no such bias; keep "
-                "the model as it is"
-            )
+            trained = f"{name.removesuffix('weight')}bias was trained, and the original architecture has no such bias"
+            raise ConversionError(f"{trained}; keep the model as it is")
         return [write(config, name, weight)]
 
     return Joint((stored,), (f"{ours}.weight", f"{ours}.bias"), add, remove)

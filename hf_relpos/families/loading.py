@@ -132,12 +132,8 @@ def state_dict(
     if (head := spec.heads_by_stock().get(architecture)) is not None:
         spec = spec.with_head(head)
     renamed, _ = rename_tensors(spec, spec.unpack(stored), base=architecture == "BertModel")
-    tensors = {
-        name: tensor[spec.cut :] if is_table(name) else tensor
-        for name, tensor in renamed.items()
-        if not is_buffer(name)
-    }
-    return _fields(spec), tensors
+    kept = {name: tensor for name, tensor in renamed.items() if not is_buffer(name)}
+    return _fields(spec), {name: tensor[spec.cut :] if is_table(name) else tensor for name, tensor in kept.items()}
 
 
 def weights_here(source: Any, hub: Mapping[str, Any]) -> Path | None:

@@ -1,6 +1,7 @@
 """MPNet (Song et al., arXiv 2004.09297): absolute positions and T5's bias."""
 
 from .family import MOST, Family, Layout, Positions
+from .names import of_attention
 from .roberta import HEADS
 
 
@@ -18,18 +19,10 @@ class MPNet(Family, name="mpnet"):
         "mpnet": "bert",
         "encoder.relative_attention_bias": "encoder.distance_embedding.relative_attention_bias",
         **HEADS,
-        "*.attention.attn.q": "*.attention.self.query",
-        "*.attention.attn.k": "*.attention.self.key",
-        "*.attention.attn.v": "*.attention.self.value",
-        "*.attention.attn.o": "*.attention.output.dense",
+        **of_attention("*.attention.attn.{}", "q", "k", "v", "o"),
         "*.attention.LayerNorm": "*.attention.output.LayerNorm",
     }
-    only = {
-        "relative_attention_num_buckets": (
-            [BUCKETS, None],
-            f"Transformers computes {BUCKETS} buckets whatever this says, so it is not clear which are meant",
-        )
-    }
+    only = {"relative_attention_num_buckets": ([BUCKETS, None], f"Transformers computes {BUCKETS} all the same")}
     always_gelu = True
     token_types = False
     layout = Layout("MPNet", (r"\.attention\.attn\.q\.",))

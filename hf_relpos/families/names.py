@@ -57,6 +57,12 @@ def rename(name: str, parts: Mapping[str, str]) -> str:
     return dotted.strip(".")
 
 
+def of_attention(pattern: str, *parts: str) -> dict[str, str]:
+    """BERT's names of queries, keys, values and, for a fourth part, the output, by a pattern filled with the parts."""
+    ours = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
+    return {pattern.format(part): f"*.{name}" for part, name in zip(parts, ours, strict=False)}
+
+
 def to_stock(name: str, base: bool, parts: Mapping[str, str]) -> str:
     """The name in stock BERT.
 

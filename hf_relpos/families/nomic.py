@@ -18,6 +18,7 @@ from .rotary import BASE, other_scaling, rope_options
 
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
+UNSET: tuple[list[Any], str] = ([False, None], OWN_CODE)
 
 
 class NomicBert(Family, name="nomic_bert"):
@@ -54,18 +55,10 @@ class NomicBert(Family, name="nomic_bert"):
         "rotary_scaling_factor": number(0, 1e6, optional=True),
     }
     only = {
-        "num_experts": (
-            [0, None],
-            "its own code reads a mixture of experts; Transformers' class nomic_bert does not, and starts new "
-            "feed-forward parts without an error",
-        ),
+        "num_experts": ([0, None], f"{OWN_CODE}; Transformers starts new feed-forward parts without an error"),
         "activation_function": (list(ACTIVATIONS), OWN_CODE),
-        "prenorm": ([False, None], OWN_CODE),
-        "use_rms_norm": ([False, None], OWN_CODE),
-        "parallel_block": ([False, None], OWN_CODE),
-        "causal": ([False, None], OWN_CODE),
-        "mlp_fc1_bias": ([False, None], OWN_CODE),
-        "scale_attn_by_inverse_layer_idx": ([False, None], OWN_CODE),
+        **dict.fromkeys(("prenorm", "use_rms_norm", "parallel_block", "causal", "mlp_fc1_bias"), UNSET),
+        "scale_attn_by_inverse_layer_idx": UNSET,
         "scale_attn_weights": ([True, None], OWN_CODE),
         "rotary_emb_scale_base": ([None], OWN_CODE),
     }
@@ -121,7 +114,5 @@ class NomicBert(Family, name="nomic_bert"):
     def unsupported_reason(self) -> str:
         """A model without rotations and unknown scalings are not supported."""
         if self.config.get("rotary_emb_fraction", 1.0) == 0:
-            return (
-                "rotary_emb_fraction = 0: with absolute positions it is another model, which only its own code reads"
-            )
+            return "rotary_emb_fraction = 0: positions are absolute, which only its own code reads"
         return other_scaling(self.config)

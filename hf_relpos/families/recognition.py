@@ -50,10 +50,8 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
         return Own(config, folder)
     if model_type not in FAMILIES:
         known = ", ".join((*FAMILIES, RelPosBertConfig.model_type))
-        raise UnsupportedError(
-            f"{folder}: model_type = {model_type!r} is not read here (`hf-relpos families`); known: {known}"
-            f"{_hint(folder, config)}"
-        )
+        reason = f"model_type = {model_type!r} is not read here (`hf-relpos families`)"
+        raise UnsupportedError(f"{folder}: {reason}; known: {known}{_hint(folder, config)}")
     names = list(names)
     name, mark = family_of(config, names)
     family = FAMILIES[name]
@@ -69,18 +67,13 @@ def recognise(folder: Path, config: Mapping[str, Any], names: Iterable[str] = ()
     spec.evidence = f"position_embedding_type = {kind!r}" if absolute or legacy else mark
     if kind not in (STOCK_SCHEME, spec.positions.scheme) and "position_embedding_type" not in spec.only:
         if not absolute:
-            raise ConversionError(
-                f"{folder}: {mark}, and position_embedding_type = {kind!r} something else; correct config.json"
-            )
+            other = f"position_embedding_type = {kind!r} something else"
+            raise ConversionError(f"{folder}: {mark}, and {other}; correct config.json")
         known = abbreviate(map(repr, [STOCK_SCHEME, *spec.legacy_types]))
-        raise UnsupportedError(
-            f"{folder}: {spec.evidence}; of model_type = {model_type!r}, only checkpoints with {known} positions can "
-            f"be converted{_hint(folder, config)}"
-        )
+        reason = f"of model_type = {model_type!r}, only {known} positions can be converted"
+        raise UnsupportedError(f"{folder}: {spec.evidence}; {reason}{_hint(folder, config)}")
     if absolute and not isinstance(pad := spec.padding(), int):
-        raise ConversionError(
-            f"{folder}: pad_token_id = {pad!r}, and position ids begin after it; set it in config.json"
-        )
+        raise ConversionError(f"{folder}: pad_token_id = {pad!r}; set it in config.json: position ids begin after it")
     _check_names(spec, names)
     return spec
 
@@ -100,23 +93,17 @@ def _check_names(spec: Family, names: list[str]) -> None:
     for name, (default, part) in spec.implied_fields.items():
         value, found = spec.config.get(name, default), [each for each in names if part in each]
         if found and not value:
-            raise ConversionError(
-                f"{spec.folder}: {name} = {value!r}, but the weights have {abbreviate(found, 1)}; correct config.json "
-                "or restore the file"
-            )
+            both = f"{name} = {value!r}, but the weights have {abbreviate(found, 1)}"
+            raise ConversionError(f"{spec.folder}: {both}; correct config.json or restore the file")
     relative, legacy = [name for name in names if is_scheme(name)], spec.legacy_terms
     if spec.computes_positions:
         if tables := [name for name in names if is_table(name) or is_scheme(name)]:
-            raise UnsupportedError(
-                f"{spec.folder}: {spec.evidence}, whose positions are computed, but the weights hold "
-                f"{abbreviate(tables, 1)}: they belong to another model; correct config.json or restore the file"
-            )
+            reason = f"{spec.evidence}, whose positions are computed, but the weights hold {abbreviate(tables, 1)}"
+            raise UnsupportedError(f"{spec.folder}: {reason}; correct config.json or restore the file")
     elif legacy is None and relative:
-        raise ConversionError(
-            f"{spec.folder}: the weights have tables of distances ({abbreviate(relative, 1)}), so the checkpoint is "
-            "relative already; set position_embedding_type in config.json to "
-            f"{' or '.join(map(repr, LEGACY_TYPES))}, whichever it was trained with"
-        )
+        reason = f"the weights have tables of distances ({abbreviate(relative, 1)}), so it is relative already"
+        remedy = f"set position_embedding_type in config.json to {' or '.join(map(repr, LEGACY_TYPES))}"
+        raise ConversionError(f"{spec.folder}: {reason}; {remedy}, whichever it was trained with")
     elif legacy is not None and names and not relative:
         remedy = resemblance(names, spec.folder, spec.config.get("model_type", "bert")) or (
             "Stock Transformers v5 drops them when it loads and saves such a checkpoint: go back to the original files"
@@ -153,7 +140,5 @@ def choose_head(spec: Family, architecture: str | None = None) -> tuple[Family, 
         return spec.with_head(named or base), "" if named else UNNAMED
     if prefixes != ("Bert",) and named.startswith(prefixes) and named.endswith(PRETRAINING):
         return spec.with_head(base), f"the head of {named}, which BERT does not have"
-    raise ConversionError(
-        f"{spec.folder}: architectures = {named!r} {known}; pass architecture={base!r} to convert the encoder without "
-        "its head"
-    )
+    remedy = f"pass architecture={base!r} to convert the encoder without its head"
+    raise ConversionError(f"{spec.folder}: architectures = {named!r} {known}; {remedy}")

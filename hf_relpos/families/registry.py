@@ -74,15 +74,11 @@ def resemblance(names: Iterable[str], source: object, model_type: str = "", miss
     if layout is None or model_type in model_types(layout):
         if not missing or not all(map(is_table, missing)):
             return ""
-        return (
-            "NEZHA has no such table: if this is one, set model_type = 'nezha' in its config.json, and `hf-relpos "
-            f"convert {source} OUT` converts it; if not, restore the file"
-        )
+        nezha = f"set model_type = 'nezha' in its config.json, and `hf-relpos convert {source} OUT` converts it"
+        return f"NEZHA has no such table: if this is one, {nezha}; if not, restore the file"
     if layout in OTHER_LAYOUTS:
         return f"The weights look like {layout.name}; {OTHER_LAYOUTS[layout]}"
-    reads = "from_pretrained of our classes reads it where hf_relpos is installed, and "
-    direct = any(family.read_directly for family in FAMILIES.values() if family.layout == layout)
-    return (
-        f"The weights look like {layout.name}; with model_type = {' or '.join(map(repr, model_types(layout)))} in its "
-        f"config.json, {reads if direct else ''}`hf-relpos convert {source} OUT` converts it"
-    )
+    is_direct = any(family.read_directly for family in FAMILIES.values() if family.layout == layout)
+    reads = "from_pretrained of our classes reads it where hf_relpos is installed, and " if is_direct else ""
+    said = f"The weights look like {layout.name}; with model_type = {' or '.join(map(repr, model_types(layout)))}"
+    return f"{said} in its config.json, {reads}`hf-relpos convert {source} OUT` converts it"

@@ -36,12 +36,7 @@ class RoFormer(Family, name="roformer"):
         "classifier.dense": "pooler.dense",
         "classifier.out_proj": "classifier",
     }
-    only = {
-        "rotary_value": (
-            [False, None],
-            "with rotated values the outputs depend on absolute positions, which AutoModel of Transformers reads",
-        )
-    }
+    only = {"rotary_value": ([False, None], "rotated values depend on absolute positions; AutoModel reads it")}
     read_directly = True
     tolerance = 1e-5  # Transformers rounds the sinusoids to float32
     layout = Layout("RoFormer", (r"(^|\.)(roformer\.|encoder\.embed_positions\.)",))
@@ -57,12 +52,9 @@ class RoFormer(Family, name="roformer"):
             stored = tensors[name]
             if stored.is_meta:  # only the names are needed
                 continue
-            if stored.dim() != 2 or not torch.allclose(
-                stored.float(), position_table(*stored.shape), rtol=0, atol=ROUNDED
-            ):
-                raise ConversionError(
-                    f"{name}: not RoFormer's sinusoids, and rotary positions have no table here; restore the file"
-                )
+            right = position_table(*stored.shape) if stored.dim() == 2 else None
+            if right is None or not torch.allclose(stored.float(), right, rtol=0, atol=ROUNDED):
+                raise ConversionError(f"{name}: not RoFormer's sinusoids, its only table; restore the file")
         return kept
 
     def pack(self, tensors: Tensors) -> Tensors:
@@ -84,8 +76,6 @@ class RoFormer(Family, name="roformer"):
     def unsupported_reason(self) -> str:
         """A decoder is not supported on releases of Transformers that compute it without a causal mask."""
         if self.config.get("is_decoder", False) and ROFORMER_CAUSAL_MASK.lack():
-            return (
-                "is_decoder = True: RoFormer's decoder sees the tokens to come in this release of Transformers, and "
-                "ours does not; install a newer one, or set is_decoder to false"
-            )
+            remedy = "install a newer one, or set is_decoder to false"
+            return f"is_decoder = True: in this release of Transformers it sees the tokens to come; {remedy}"
         return ""

@@ -10,7 +10,7 @@ import torch
 from ..checkpoints.errors import ConversionError, abbreviate, check_shape
 from ..models.loading import in_body
 from .family import Family
-from .joints import stored_name
+from .joints import Tensors, stored_name
 from .names import TIES, Tie, is_buffer, is_table
 from .registry import resemblance
 
@@ -30,10 +30,10 @@ class Checkpoint:
         cut: first rows of tensors, by stock name, which are removed; `tensors` has the other rows.
     """
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)
-    cut: dict[str, torch.Tensor] = field(default_factory=dict)
+    extra: Tensors = field(default_factory=dict)
+    cut: Tensors = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,9 +41,7 @@ class Checkpoint:
         return next(iter(self.tensors.values())).dtype
 
 
-def rename_tensors(
-    spec: Family, raw: Mapping[str, torch.Tensor], base: bool
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def rename_tensors(spec: Family, raw: Mapping[str, torch.Tensor], base: bool) -> tuple[Tensors, dict[str, str]]:
     """The tensors of a checkpoint by stock name, and their names in the file.
 
     Args:
@@ -61,9 +59,8 @@ def rename_tensors(
         stored = stored_name(joints, name)
         for stock in spec.rename(name, base):
             if stock in tensors and (not base or stock.startswith(PARTS)):
-                raise ConversionError(
-                    f"{spec.folder}: {origin[stock]} and {stored} are two spellings of one tensor; remove one of them"
-                )
+                both = f"{origin[stock]} and {stored} are two spellings of one tensor"
+                raise ConversionError(f"{spec.folder}: {both}; remove one of them")
             tensors[stock], origin[stock] = tensor, stored
     return tensors, origin
 
@@ -98,10 +95,8 @@ def rename_and_validate(
     if base and all(name.startswith("pooler.") for name in missing) and len(missing) in (0, 2):
         missing = []  # masked language models are saved without it; it is initialised at random, as in stock BERT
     if missing:
-        lack = (
-            f"{folder}: the weights lack {len(missing)} of {len(expected)} tensors of {spec.architecture}: "
-            f"{abbreviate(missing)}"
-        )
+        count = f"{len(missing)} of {len(expected)} tensors of {spec.architecture}"
+        lack = f"{folder}: the weights lack {count}: {abbreviate(missing)}"
         stored = sorted({*origin.values()})
         if looks := resemblance(stored, folder, spec.config.get("model_type", "bert"), missing):
             raise ConversionError(f"{lack}. {looks}")
@@ -112,11 +107,9 @@ def rename_and_validate(
     unused = [name for name in extra if is_buffer(name) or (is_table(name) and not spec.positions.absolute)]
     stray = list(dict.fromkeys(origin[name] for name in extra if in_body(name) and name not in unused))
     if stray:
-        raise ConversionError(
-            f"{folder}: {abbreviate(stray)}: not part of a BERT of this "
-            "configuration (num_hidden_layers, add_cross_attention); leaving weights out would change the outputs. "
-            "Correct config.json, or remove the tensors if they are unused"
-        )
+        reason = "not part of a BERT of this configuration (num_hidden_layers, add_cross_attention)"
+        remedy = "correct config.json, or remove the tensors if they are unused"
+        raise ConversionError(f"{folder}: {abbreviate(stray)}: {reason}; {remedy}")
     for name, tensor in tensors.items():
         more = spec.cut if is_table(name) else 0
         label = origin[name] if origin[name] == name else f"{origin[name]} (here {name})"
@@ -129,14 +122,12 @@ def rename_and_validate(
     return Checkpoint(tensors, origin, extra, cut)
 
 
-def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], tie: Tie, tied: bool) -> None:
+def _complete(folder: Path, tensors: Tensors, origin: dict[str, str], tie: Tie, tied: bool) -> None:
     """Add the second name of a tied tensor; reject a tie whose two tensors differ."""
     if tie.name in tensors and tie.other in tensors:
         if tied and not torch.equal(tensors[tie.name], tensors[tie.other]):
-            raise ConversionError(
-                f"{folder}: {origin[tie.name]} and {origin[tie.other]} differ, but tie_word_embeddings = True makes "
-                "them one tensor; set tie_word_embeddings to false in config.json to keep both, or remove one of them"
-            )
+            both = f"{origin[tie.name]} and {origin[tie.other]} differ, but tie_word_embeddings = True makes them one"
+            raise ConversionError(f"{folder}: {both}; set it to false in config.json, or remove one of the tensors")
     elif tied or tie.always:
         for absent, present in ((tie.name, tie.other), (tie.other, tie.name)):
             if present in tensors:
@@ -146,12 +137,8 @@ def _complete(folder: Path, tensors: dict[str, torch.Tensor], origin: dict[str, 
 def _check_tensor(label: str, tensor: torch.Tensor, shape: torch.Size) -> None:
     check_shape(label, tensor.shape, shape)
     if tensor.dtype not in DTYPES:
-        raise ConversionError(
-            f"{label} has dtype {tensor.dtype}; convert the checkpoint in float32, float16 or bfloat16, and "
-            "quantise the result"
-        )
+        remedy = "convert the checkpoint in float32, float16 or bfloat16, and quantise the result"
+        raise ConversionError(f"{label} has dtype {tensor.dtype}; {remedy}")
     if bad := int((~torch.isfinite(tensor)).sum()):
-        raise ConversionError(
-            f"{label} holds {bad} values that are NaN or infinite, of {tensor.numel()}; take a checkpoint "
-            "from before they appeared"
-        )
+        found = f"holds {bad} values that are NaN or infinite, of {tensor.numel()}"
+        raise ConversionError(f"{label} {found}; take a checkpoint from before they appeared")

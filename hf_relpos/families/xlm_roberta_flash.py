@@ -62,9 +62,7 @@ class _Flash(Family):
         config = self.config
         task, tasks = config.get("lora_task"), config.get("lora_adaptations") or []
         if task is not None and task not in tasks:
-            raise ConversionError(
-                f"lora_task = {task!r} is not one of lora_adaptations: {', '.join(map(repr, tasks))}"
-            )
+            raise ConversionError(f"lora_task = {task!r} is not in lora_adaptations: {', '.join(map(repr, tasks))}")
         found = {}
         for name, tensor in tensors.items():
             if name.endswith((LORA_A, LORA_B)):
@@ -89,10 +87,9 @@ class _Flash(Family):
             ConversionError: for others.
         """
         if self.config.get("lora_adaptations"):
-            raise ConversionError(
-                f"lora_adaptations = {self.config['lora_adaptations']!r}: the LoRA weights of its tasks are merged or "
-                "left out, and cannot be written back; keep the original"
-            )
+            tasks = f"lora_adaptations = {self.config['lora_adaptations']!r}"
+            merged = "the LoRA weights of its tasks are merged or left out, and cannot be written back"
+            raise ConversionError(f"{tasks}: {merged}; keep the original")
         return super().pack(tensors)
 
     def written(self) -> dict[str, str]:
@@ -127,7 +124,7 @@ class XLMRobertaFlash(_Flash, name="xlm_roberta_flash"):
         **_Flash.only,
         "hidden_act": (
             ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"],
-            "the original code does not take it, so correct config.json",
+            "its code has GELU; correct config.json",
         ),
     }
     marks = "xlm-roberta"

@@ -87,15 +87,9 @@ class XLNet(Family, name="xlnet"):
 
     def more_fields(self) -> dict[str, Any]:
         """No biases, token types as relations only, one dropout rate, none before a classifier."""
-        dropout = self.config.get("dropout", 0.1)
-        return {
-            "attention_biases": [],
-            "type_vocab_size": 0,
-            "embedding_norm": False,
-            "hidden_dropout_prob": dropout,
-            "attention_probs_dropout_prob": dropout,
-            "classifier_dropout": 0.0,
-        }
+        rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+        fields = dict.fromkeys(rates, self.config.get("dropout", 0.1)) | {"classifier_dropout": 0.0}
+        return {**fields, "attention_biases": [], "type_vocab_size": 0, "embedding_norm": False}
 
     def find_positions(self) -> Positions:
         """XLNet's, up to `clamp_len`."""

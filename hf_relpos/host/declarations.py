@@ -66,10 +66,9 @@ class Need:
         lacking = [each for each in self.parameters if not any(name in known for name in each.split("|"))]
         if not lacking:
             return None
-        return (
-            f"{self.library} {version}: {self.path} has no argument {', '.join(lacking).replace('|', ' or ')} "
-            f"(it has {', '.join(known)}){consequence}"
-        )
+        names = ", ".join(lacking).replace("|", " or ")
+        both = f"has no argument {names} (it has {', '.join(known)})"
+        return f"{self.library} {version}: {self.path} {both}{consequence}"
 
 
 def stock(module: str, name: str, parameters: tuple[str, ...] = (), **others: str) -> Need:
@@ -141,7 +140,7 @@ TOOLS = (
     Need(
         "transformers.modeling_utils:_load_parameter_into_model",
         ("model", "param_name"),
-        without="no warning of uninitialised buffers, which fill_buffers does not fill unless forced",
+        without="no warning of uninitialised buffers, which initialize_buffers does not fill unless forced",
     ),
     Need("transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
     Need("transformers.core_model_loading:rename_source_key", ("source_key", "weight_renamings", "weight_converters")),
@@ -154,13 +153,15 @@ TOOLS = (
     Need("torch:ops.onednn.qlinear_pointwise", without="int8 multiplies by torch._int_mm"),
     Need("torch:ops.onednn.qlinear_prepack", without="int8 multiplies by torch._int_mm"),
     Need("torch:backends.mkldnn.matmul.fp32_precision", without="batched products use PyTorch's own"),
-    Need("torch:_int_mm", without="optimize(precision='int8') raises an error"),
+    Need("torch:_int_mm", without="optimize(dtype='int8') raises an error"),
     Need("torch.ao.quantization.quantize:propagate_qconfig_", without="quantize_dynamic finds no optimized layers"),
     Need("torch:_assert_async"),
     Need("torch:Tensor._make_wrapper_subclass"),
     Need("torch.utils._pytree:tree_map_only"),
     Need("torch.utils._python_dispatch:TorchDispatchMode"),
     Need("torch._C:_functorch.peek_interpreter_stack"),
+    Need("torch._C:_len_torch_dispatch_stack"),
+    Need("torch._C:_len_torch_function_stack"),
     Need("torch.autograd.forward_ad:_current_level"),
     *(
         Need(f"torch.nn.modules.module:_global_{kind}_hooks")

@@ -49,12 +49,22 @@ def _is_dense_float32(tensor: torch.Tensor) -> bool:
     )
 
 
-def onednn_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def onednn_linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none", variant: str = ""
+) -> torch.Tensor:
     """`torch.nn.functional.linear` by oneDNN, of tensors for which `fits_onednn_linear` is true.
 
     They may be rounded to bfloat16, and the weight packed, after that.
     """
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], variant)
+    return out
+
+
+def onednn_linear_plus(
+    rows: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`onednn_linear` and the sum with others of its shape."""
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, others, weight, bias, "add")
     return out
 
 
@@ -101,12 +111,8 @@ def multiply_matrices_int8(rows: torch.Tensor, columns: torch.Tensor) -> torch.T
 
 def has_packed_int8() -> bool:
     """Whether PyTorch has oneDNN's operators for packed weights in int8."""
-    operators = torch.ops.onednn
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(operators, "qlinear_prepack")
-        and hasattr(operators, "qlinear_pointwise")
-    )
+    names = ("qlinear_prepack", "qlinear_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.onednn, name) for name in names)
 
 
 def pack_int8(weight: torch.Tensor) -> torch.Tensor:
@@ -140,6 +146,11 @@ def assert_later(condition: torch.Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def has_modes() -> bool:
+    """Whether contexts that see operations are on in this thread, such as a default device."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
 def hooks_of_all_modules() -> bool:
     """Whether anybody has registered a hook for every module."""
     module: Any = torch.nn.modules.module
@@ -166,6 +177,24 @@ def written_tensors(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]
     return [each for value in lists for each in value if isinstance(each, torch.Tensor)]
 
 
+def writes_to_first(operator: Any) -> bool:
+    """Whether a function is an operator that writes to its first argument."""
+    return hasattr(operator, "_schema") and any(at == 0 for at, _ in _written_arguments(operator))
+
+
+def binding_of(operator: Any) -> Any:
+    """PyTorch's own function for an operator, which Python calls in half the time; the operator if there is none."""
+    schema = getattr(operator, "_schema", None)
+    space, _, name = ("" if schema is None else schema.name).partition("::")
+    places = (torch, torch._C._nn) if space == "aten" else ()
+    return next((getattr(place, name) for place in places if hasattr(place, name)), operator)
+
+
+def unflatten(values: Any, spec: Any) -> Any:
+    """Values nested as those were that `torch.export` gave a spec."""
+    return _pytree.tree_unflatten(values, spec)
+
+
 def without_values(kind: type[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     """A tensor of a subclass, with a shape and a dtype, and no memory."""
     return torch.Tensor._make_wrapper_subclass(kind, shape, dtype=dtype)
@@ -177,6 +206,6 @@ def without_overrides(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return function(*args, **kwargs)
 
 
-def map_tensors(kind: type[torch.Tensor], function: Any, values: Any) -> Any:
+def map_tensors(kind: type[Any], function: Any, values: Any) -> Any:
     """Nested values with a function of each tensor of a subclass in its place."""
     return _pytree.tree_map_only(kind, function, values)

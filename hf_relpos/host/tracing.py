@@ -60,7 +60,7 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled():  # in a backward pass only with create_graph
             raise NotImplementedError(
                 "create_graph=True: the attention backends for large calls, and the attention loss, have no second "
-                'derivative. Use attn_implementation="eager", or restore_attention(model) for a live model'
+                'derivative. Use attn_implementation="eager", or undo_optimize(model) after optimize'
             )
         return backward(ctx, *gradients)
 

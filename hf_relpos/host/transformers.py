@@ -70,10 +70,9 @@ def parameter_name(function: Callable[..., Any], names: Iterable[str]) -> str:
     parameters = inspect.signature(function).parameters
     found = next((name for name in names if name in parameters), None)
     if found is None:
-        raise TypeError(
-            f"{function.__module__}.{function.__qualname__} of this release of Transformers has no argument "
-            f"{' or '.join(names)}; install a release that CHANGELOG.md names, and run `hf-relpos doctor --check`"
-        )
+        place = f"{function.__module__}.{function.__qualname__} of this release of Transformers"
+        remedy = "install a release that CHANGELOG.md names, and run `hf-relpos doctor --check`"
+        raise TypeError(f"{place} has no argument {' or '.join(names)}; {remedy}")
     return found
 
 
@@ -112,9 +111,7 @@ def check_keywords(module: Any, given: Iterable[str]) -> None:
     """
     for name in given:
         if meant := _nearest(type(module).forward, name):
-            raise TypeError(
-                f"{type(module).__name__}.forward does not know the keyword {name!r}; did you mean {meant!r}?"
-            )
+            raise TypeError(f"{type(module).__name__}.forward has no keyword {name!r}; did you mean {meant!r}?")
 
 
 @functools.cache  # half a millisecond for two keywords, in every call

@@ -1,7 +1,9 @@
-"""Live models of Transformers, in place: `optimize`, and how to undo it."""
+"""In-place optimization of loaded models: `optimize`, and how to undo it."""
 
-from .levels import restore_attention
+from ..deprecation import old_names
+from .levels import undo_optimize
 from .optimize import Optimized, optimize
 
 
-__all__ = ["Optimized", "optimize", "restore_attention"]
+__all__ = ["Optimized", "optimize", "undo_optimize"]
+__getattr__ = old_names(__name__, {"restore_attention": "undo_optimize"})

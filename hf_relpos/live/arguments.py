@@ -25,14 +25,14 @@ OTHERS = (
     "memory",
     "output_router_logits",
 )
-# Arguments that mean the same in the code of others. By any other it may read padding, or return what has no rows.
+# Arguments that mean the same in third-party code. By any other it may read padding, or return what has no rows.
 SWITCHES = ("use_cache", "use_mems", "return_dict", "output_hidden_states", "output_attentions")
 FAMILIAR = {*TOKENS, *SWITCHES, "attention_mask", "token_type_ids", "position_ids"}
 
 
 @functools.cache
 def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
-    """Names of a forward's arguments after the first, and whether it takes others by name."""
+    """Return the argument names of a forward after `self`, and whether it takes other keywords."""
     found = list(inspect.signature(forward).parameters.values())[1:]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found)
@@ -40,7 +40,7 @@ def parameters_of(forward: Any) -> tuple[tuple[str, ...], bool]:
 
 
 def wants(encoder: Any, given: dict[str, Any], name: str) -> bool:
-    """Whether a call asks for something, by an argument or, without it, by a field of the configuration."""
+    """Whether a call asks for an output, by an argument or else by a field of the configuration."""
     value, field = given.get(name), name
     if name == "use_mems":
         field = "use_mems_train" if encoder.training else "use_mems_eval"

@@ -1,36 +1,33 @@
-"""Common parts of the accelerated attention modules: they map the states of a stock module to an attention call."""
+"""Base classes of the accelerated attention modules: from hidden states of Transformers' to an attention call."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..attention.backends import chunked as backend_chunked
-from ..attention.call import AttentionCall, LazyMask, SharedTerms
-from ..attention.context import AttentionContext
+from ..attention.call import AttentionCall, SharedTerms
 from ..attention.dispatch import AUTO, choose, run_attention
 from ..attention.formula import Terms
-from ..attention.unpadding import RowGroup, UnpaddedBatch, take_batch
+from ..attention.unpadding import Batch, RowGroup, take_batch
 from .record import is_watching, note_attention
 
 
 class BatchAsMask:
-    """To be put before the class of a stack of layers, which get the running batch in place of the mask."""
+    """Mixin for a stack of layers: passes the running batch to them in place of the mask."""
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
-        batch = take_batch()
-        mask = attention_mask if batch is None else batch
-        return super().forward(hidden_states, mask, *args, **kwargs)  # type: ignore[misc]
+        return super().forward(hidden_states, take_batch() or attention_mask, *args, **kwargs)  # type: ignore[misc]
 
 
 class BatchAttention:
-    """To be put before a class of self-attention; its method `attend` computes calls with a batch as the mask."""
+    """Mixin for self-attention: its method `attend` computes calls whose mask is a batch."""
 
     def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As stock."""
-        if isinstance(attention_mask, UnpaddedBatch):
+        if isinstance(attention_mask, Batch):
             return self.attend(hidden_states, attention_mask, *args, **kwargs)
         return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
 
@@ -40,19 +37,8 @@ def split_heads(heads: int, *vectors: torch.Tensor) -> list[torch.Tensor]:
     return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in vectors]
 
 
-def offsets_of(states: torch.Tensor, length: int) -> AttentionContext:
-    """The context of L tokens that attend to each other, for the dtype and device of states."""
-    precise = torch.promote_types(states.dtype, torch.float32)
-    return AttentionContext(length, length, device=states.device, dtype=precise)
-
-
-def offsets_in(batch: UnpaddedBatch, states: torch.Tensor) -> AttentionContext:
-    """The context of the longest rows of a batch, whose offsets are those of all."""
-    return offsets_of(states, batch.groups[0].length)
-
-
 def prefer_backend(rows: int, heads: int, length: int) -> bool:
-    """Whether our backends are faster than the stock code of MPNet, RoFormer, T5, XLNet and speech encoders.
+    """Whether our backends are faster than Transformers' MPNet, RoFormer, T5, XLNet and speech encoders.
 
     They are if there are enough scores for chunks; for shorter calls stock is as fast. See
     docs/results/benchmarks/cpu-encoder.md.
@@ -62,12 +48,12 @@ def prefer_backend(rows: int, heads: int, length: int) -> bool:
 
 def attend_to_batch(
     module: Any,
-    batch: UnpaddedBatch,
+    batch: Batch,
     vectors: Sequence[torch.Tensor],
     heads_of: Callable[..., Sequence[torch.Tensor]],
     terms: Terms,
 ) -> torch.Tensor:
-    """Attention of a batch, (1, T, H·d), or (B, L, H·d) where its padding stays.
+    """Compute attention of a batch: (1, T, H·d), or (B, L, H·d) if padding is kept.
 
     Args:
         module: the stock module, which has the dropout of attention weights.
@@ -81,9 +67,8 @@ def attend_to_batch(
     def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
         nonlocal shared
         query, key, value = heads_of(*rows)
-        shared = shared or SharedTerms(terms, None, offsets_in(batch, query), query)
-        kept = batch.kept.setdefault(group.tokens.start, {})
-        return attend_as_stock(module, query, key, value, terms, group.visible, rate, shared, kept)
+        shared = shared or SharedTerms(terms, None, group.context, query)
+        return attend_as_stock(module, query, key, value, terms, group, rate, shared)
 
     return batch.by_group(attend, *vectors)
 
@@ -94,38 +79,36 @@ def attend_as_stock(
     key: torch.Tensor,
     value: torch.Tensor,
     terms: Terms,
-    mask: torch.Tensor | LazyMask | None,
+    group: RowGroup,
     dropout: float,
     shared: SharedTerms | None = None,
-    kept: dict[Hashable, Any] | None = None,
 ) -> torch.Tensor:
-    """Attention of L tokens to each other by the best backend for the call.
+    """Compute attention of L tokens to each other by the best backend for the call.
 
     Args:
         module: the stock module.
         query: (B, H, L, d), and so are keys and values.
-        mask: boolean (True: may attend) or additive, broadcastable to (B, H, L, L); a LazyMask; or None.
+        group: its rows.
         dropout: probability of dropping an attention weight, 0 where none is dropped.
-        shared, kept: of an `AttentionCall`.
+        shared: those of the longest rows, if they are these or hold for them.
 
     Returns:
         (B, L, H·d).
     """
     dtype = torch.promote_types(query.dtype, value.dtype)  # under autocast a bias may be float32
-    context = offsets_of(query, query.shape[2])
     call = AttentionCall(
         query.to(dtype),
         key.to(dtype),
         value.to(dtype),
         terms,
-        context,
-        mask=mask,
+        group.context,
+        mask=group.mask,
         dropout=dropout,
         needs_gradients=torch.is_grad_enabled(),
         # keys that several queries share are repeated already, and by the module Transformers would repeat them again
         layer=None if getattr(module, "num_key_value_groups", 1) > 1 else module,
-        shared=shared if shared is not None and shared.holds_for(context) else None,
-        kept=kept,
+        shared=shared if shared is not None and shared.holds_for(group.context) else None,
+        kept=group.kept,
     )
     if is_watching():
         note_attention(f"this package's {choose(call)[0].name}")
@@ -133,5 +116,5 @@ def attend_as_stock(
 
 
 def rate_of(dropout: nn.Dropout) -> float:
-    """The probability with which a module drops values now; it may be in training where its parent is not."""
+    """Return the current dropout rate of a module, which may be in training mode when its parent is not."""
     return dropout.p if dropout.training else 0.0

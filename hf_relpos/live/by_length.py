@@ -1,10 +1,10 @@
-"""Level `by length`: rows of about the same length are computed together, by the encoder's own forward.
+"""Level `by length`: the encoder's own forward computes sequences of similar length together.
 
 Nothing has to be known of the encoder but that it maps tokens and a mask to states, row by row. A batch is cut into
 groups: each costs its padded tokens, and as much again as a call of the encoder costs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ TOKENS_OF_A_CALL = 60
 
 @dataclass(frozen=True)
 class ByLength(Level):
-    """The level.
+    """Compute a batch in parts of similar length.
 
     Attributes:
         positions: as of `EncoderCall.arguments`.
@@ -34,37 +34,33 @@ class ByLength(Level):
 
     def unsupported(self, call: EncoderCall) -> list[str]:
         """As of every level."""
-        return [] if call.sides else ["padding stands inside of rows only"]
+        return [] if call.sides else ["padding is inside of sequences only"]
 
     def run(self, call: EncoderCall) -> Any:
         """As of every level."""
         given, by_token = call.arguments(self.positions)
-
-        def compute(part: dict[str, Any]) -> Any:
-            inner = EncoderCall(call.encoder, call.forward, call.setup, part)
-            level = next((each for each in self.inner if not each.unsupported(inner)), None)
-            return call.forward(**part) if level is None else level.run(inner)
-
         assert call.real is not None
         parts = parts_of(call.real, self.call_cost)
-        call.computed = sum(len(part.rows) * len(range(call.shape[1])[part.columns]) for part in parts)
-        return join(compute, given, by_token, call.by_row, call.real, parts)
+        call.computed = sum(call.real[part].numel() for part in parts)
+        outputs = []
+        for part in parts:
+            own = {name: given[name][part] for name in by_token} | {name: given[name][part[0]] for name in call.by_row}
+            inner = EncoderCall(call.encoder, call.forward, call.setup, given | own)
+            level = next((each for each in self.inner if not each.unsupported(inner)), None)
+            outputs.append(call.forward(**inner.given) if level is None else level.run(inner))
+        return joined(outputs, call.real, parts)
 
     def for_check(self) -> "ByLength":
-        """In several parts, although its rows are short."""
+        """Use several parts, although the sequences of a check are short."""
         return replace(self, call_cost=0)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Rows of a batch that are computed together, and the columns that hold their tokens."""
-
-    rows: torch.Tensor
-    columns: slice
+# Which rows of a batch are computed together, and the columns that hold their tokens: an index of (B, L, …).
+Part = tuple[torch.Tensor, slice]
 
 
 def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
-    """Cut a batch into parts.
+    """Split a batch into parts of similar length.
 
     Args:
         real: (B, L), True for tokens; each row has one.
@@ -85,12 +81,12 @@ def parts_of(real: torch.Tensor, call_cost: int) -> list[Part]:
         begin, end = int(first[rows].min()), int(last[rows].max())
         sizes = (end - first[rows] if is_left else last[rows]).tolist()
         for own, size in groups_of(sizes, call_cost):
-            parts.append(Part(rows[own], slice(end - size, end) if is_left else slice(begin, size)))
+            parts.append((rows[own], slice(end - size, end) if is_left else slice(begin, size)))
     return parts
 
 
 def groups_of(sizes: Sequence[int], call_cost: int) -> list[tuple[list[int], int]]:
-    """Rows by groups, the longest first, each with the size of its longest row.
+    """Group sequences by length, longest first; each group has the length of its longest sequence.
 
     A group ends where its padding would cost more than another call. On uniform and lognormal lengths, the whole costs
     .5 to 3 % more than the best groups.
@@ -108,63 +104,29 @@ def groups_of(sizes: Sequence[int], call_cost: int) -> list[tuple[list[int], int
     return found
 
 
-def join(
-    forward: Callable[..., Any],
-    given: dict[str, Any],
-    by_token: Sequence[str],
-    by_row: Sequence[str],
-    real: torch.Tensor,
-    parts: Sequence[Part],
-) -> Any:
-    """The outputs of an encoder for a batch, part by part.
-
-    Args:
-        forward: of the encoder, which takes its arguments as a dict.
-        given: its arguments.
-        by_token: names of those that are tensors (B, L, …).
-        by_row: names of those that are tensors (B, …).
-        real: (B, L), True for tokens.
-
-    Returns:
-        What `forward` returns, its states (B, L, …) with zeros at padding.
+def joined(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> Any:
+    """The outputs of an encoder for the parts of a batch as one, its states (B, L, …) with zeros at padding.
 
     Raises:
         MismatchError: for outputs that are neither tensors with an entry for each row, or for each token, nor made of
             such tensors.
     """
-    outputs = []
-    for part in parts:
-        own = {name: given[name][part.rows][:, part.columns] for name in by_token}
-        own |= {name: given[name][part.rows] for name in by_row}
-        outputs.append(forward({**given, **own}))
-    return _together(outputs, real, parts)
-
-
-def _together(outputs: list[Any], real: torch.Tensor, parts: Sequence[Part]) -> Any:
     first = outputs[0]
     if first is None:
         return None
-    if isinstance(first, torch.Tensor):
-        return _joined(outputs, real, parts)
     if isinstance(first, dict):  # as outputs of Transformers are
-        return type(first)(**{name: _together([each[name] for each in outputs], real, parts) for name in first})
+        return type(first)(**{name: joined([each[name] for each in outputs], real, parts) for name in first})
     if isinstance(first, tuple | list):
-        return type(first)(_together(list(each), real, parts) for each in zip(*outputs, strict=True))
-    raise MismatchError(f"an output of type {type(first).__name__} cannot be put together from parts of a batch")
-
-
-def _joined(tensors: list[torch.Tensor], real: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """Tensors (b, l, …) or (b, …) as one of the batch."""
+        return type(first)(joined(list(each), real, parts) for each in zip(*outputs, strict=True))
+    if not isinstance(first, torch.Tensor):
+        raise MismatchError(f"an output of type {type(first).__name__} cannot be put together from parts of a batch")
     batch, length = real.shape
-    first = tensors[0]
-    sizes = [len(range(length)[part.columns]) for part in parts]
     by_token = first.dim() > 2
-    for each, part, size in zip(tensors, parts, sizes, strict=True):
-        width = (size,) if by_token else first.shape[1:]
-        if each.shape[:2] != (len(part.rows), *width):
-            raise MismatchError(f"an output of shape {tuple(each.shape)} has no entry for each row, or for each token")
     out = first.new_zeros(batch, *((length, *first.shape[2:]) if by_token else first.shape[1:]))
-    for each, part in zip(tensors, parts, strict=True):
-        out[(part.rows, part.columns) if by_token else part.rows] = each
+    for each, part in zip(outputs, parts, strict=True):
+        if each.shape[:2] != (real[part].shape if by_token else (len(part[0]), *first.shape[1:])):
+            shape = tuple(each.shape)
+            raise MismatchError(f"an output of shape {shape} has no entry for each sequence, or for each token")
+        out[part if by_token else part[0]] = each
     hidden = ~real.reshape(batch, length, *(1,) * (out.dim() - 2))
     return out.masked_fill_(hidden, 0) if by_token else out

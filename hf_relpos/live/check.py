@@ -1,4 +1,4 @@
-"""At which level an encoder computes what Transformers does: measured on the model that was given.
+"""Choose the level of an encoder: the first whose outputs equal Transformers' on a probe batch.
 
 A few rows of random tokens, padded on the right and on the left, run through the encoder's own forward and through
 each level, and the first that agrees at real tokens is taken. All of this runs on a shadow of the model, which shares
@@ -17,13 +17,12 @@ import torch
 from torch import nn
 
 from ..host.transformers import CACHE_NAMES
-from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import parameters_of
 from .by_length import ByLength
 from .call import EncoderCall, Level, Setup
 from .contract import DELEGATE, Contract, Native, WithPadding, take_over
 from .encoder import SETUP, optimized_forward, plan
-from .foreign import kinds_in, modules_in
+from .foreign import CONTENTS, Contents, kinds_in, modules_in
 from .guard import HALF, Guard, WriteError, is_half
 from .own import OwnParts
 from .probe import MEMORIES, SIDES, TOLERANCE, TOLERANCE_OF_HALF, Probe, differences, outputs_of, without_dropout
@@ -45,7 +44,7 @@ SLOW = 10.0
 
 
 def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | None:
-    """Why an encoder is left as it is without a look at its numbers; None for no reason.
+    """Return why an encoder is skipped before anything is computed; None if it is not.
 
     Args:
         own: the parts for it.
@@ -53,8 +52,8 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
     """
     if any(hasattr(type(part), MADE_OF) for part in modules_in(encoder)):
         return "it is accelerated already"
-    is_ours = isinstance(encoder, RelPosBertModel)
-    if is_ours and encoder.config.unpad_inputs:
+    unpads = getattr(encoder, "unpads", None)
+    if unpads:
         return "it takes padding out already"
     if keeps_padding and own is None:
         return "padding is left to Transformers"
@@ -62,7 +61,7 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
         return "other code has replaced its forward method"
     devices = {each.device.type for each in encoder.parameters()} - {"cpu"}
     if devices:
-        remedy = ": set config.unpad_inputs = True" if is_ours else ""
+        remedy = "" if unpads is None else ": set config.unpad_inputs = True"
         return f"it is on {', '.join(sorted(devices))}, and only CPUs are served{remedy}"
     config = getattr(encoder, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
@@ -71,14 +70,14 @@ def refusal(encoder: Any, own: OwnParts | None, keeps_padding: bool) -> str | No
         return None if is_ours else f"attn_implementation = {chosen!r}: attention is accelerated with 'sdpa'"
     # ways in which rows of a batch depend on each other that a few rows do not show
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in modules_in(encoder)):
-        return "its BatchNorm reads all rows of a batch in training"
+        return "its BatchNorm mixes the sequences of a batch in training"
     if getattr(config, "expert_capacity", None):
         return "the capacity of its experts is that of a batch"
     return None
 
 
 def rotations_by_batch(encoder: nn.Module) -> int | None:
-    """The length of a batch from which on its rotations depend on it; None where they never do."""
+    """Return the batch length from which RoPE depends on it; None if it never does."""
     config: Any = getattr(encoder, "config", None)
     limits = []
     for part in modules_in(encoder):
@@ -93,7 +92,7 @@ def rotations_by_batch(encoder: nn.Module) -> int | None:
 
 
 def sparse_from(config: Any) -> int | None:
-    """The length of a batch from which on attention chooses keys, by their scores or at random; None for never.
+    """Return the batch length from which attention chooses keys, by score or at random; None for never.
 
     Which ones are chosen depends on padding then: scores are equal where all heads have zeros, and blocks are drawn.
     """
@@ -109,7 +108,7 @@ def sparse_from(config: Any) -> int | None:
 
 
 def longest_structure(config: Any) -> int:
-    """The largest length in a configuration by which rows are cut, as into blocks or windows; 0 for none."""
+    """Return the largest block, chunk or window size in a configuration; 0 for none."""
     found = [0]
     for name, value in getattr(config, "__dict__", {}).items():
         words = {*name.split("_")}
@@ -119,7 +118,7 @@ def longest_structure(config: Any) -> int:
 
 
 class Check:
-    """The levels of one encoder, tried on a shadow of it."""
+    """Tries the levels of one encoder on a weight-sharing copy of it."""
 
     def __init__(self, encoder: Any, setup: Setup, own: OwnParts | None) -> None:
         """
@@ -135,7 +134,7 @@ class Check:
         limits = [each for each in (rotations_by_batch(encoder), sparse_from(config)) if each is not None]
         is_causal = any(getattr(part, "is_causal", False) for part in modules_in(encoder))
         self.window = None if is_causal else getattr(config, "sliding_window", None)
-        self.structure = 0 if foreign else longest_structure(config)  # code of others is checked at longer calls
+        self.structure = 0 if foreign else longest_structure(config)  # third-party code is checked at longer calls
         self.lengths = tuple(min([each, *(limit - 1 for limit in limits)]) for each in LENGTHS)
         for holder in [each for part in modules_in(self.trial) for each in (part, vars(part).get("config"))]:
             for name in WINDOWS:
@@ -150,11 +149,11 @@ class Check:
         )
 
     def levels(self) -> Iterator[tuple[Level, ...]]:
-        """Ways to compute an encoder, the fastest first; of each the levels that differ by the position ids."""
+        """Return the levels to try, fastest first, each with and without position ids."""
         places = ("columns", "counted")
         takes_places = "position_ids" in parameters_of(type(self.encoder).forward)[0]
         window, config = self.window and NARROW, getattr(self.encoder, "config", None)
-        if isinstance(self.encoder, RelPosBertModel):
+        if hasattr(self.encoder, "unpads"):
             if not self.base.is_foreign:
                 yield (Native(),)
         elif self.own is not None:
@@ -167,13 +166,13 @@ class Check:
             yield (ByLength(), ByLength("columns")) if takes_places else (ByLength(),)
 
     def setup(self) -> Setup | str:
-        """The setup of the first level that agrees; or why none does."""
+        """Return the setup of the first level that agrees, or why none does."""
         if self.lengths[0] < 2:
             return "its rotations depend on the length of the batch, and no trained length is known"
         begin = time.perf_counter()
         try:
             longest, *others = self.lengths
-            # the code of others may return the longest row's states alone, so that no row is as long as the batch
+            # third-party code may return the longest row's states alone, so that no row is as long as the batch
             lengths = (longest - 1 if self.base.is_foreign else longest, *others)
             self.probe = Probe(self.trial, lengths, self.base.pads, SIDES, self.base.trusts_mask, longest)
             expected = outputs_of(self.trial, self.probe.inputs)
@@ -181,7 +180,7 @@ class Check:
             rounded = outputs_of(plain, self.probe.inputs, own_dtype=True) if is_half(plain) else None
         except WriteError as error:
             return str(error)
-        except Exception as error:  # whatever the code of others raises
+        except Exception as error:  # whatever third-party code raises
             return f"its own forward fails on a few tokens ({type(error).__name__}: {error})"
         if (seconds := time.perf_counter() - begin) > SLOW:
             return f"its own forward takes {seconds:.0f} s for a few tokens, too long to try others"
@@ -215,7 +214,7 @@ class Check:
             return replace(best, sides=best.sides if base.sides else (), levels=with_others(level, self.own))
         if base.in_float32:
             return replace(base, sides=())
-        return f"no level computes what it does on a few rows (difference: {', '.join(reasons)})"
+        return f"no level computes what it does on a probe batch (difference: {', '.join(reasons)})"
 
     def _returns_cache(self) -> bool:
         if self.probe.inputs.keys().isdisjoint(MEMORIES):
@@ -231,7 +230,7 @@ class Check:
         return any(found.get(name) is not None for name in (*CACHE_NAMES, "mems"))
 
     def _trains(self, setup: Setup) -> bool:
-        """Whether a setup agrees in training, too, where code of others may read all rows of a batch."""
+        """Whether a setup also agrees in training mode, where third-party code may mix sequences."""
         stock = without_dropout(self.trial)
         try:
             expected = outputs_of(stock, self.probe.inputs)
@@ -244,7 +243,7 @@ class Check:
         return {*setup.sides} <= {*found.sides}
 
     def _with_long_rows(self, setup: Setup) -> Setup:
-        """The setup with the sides on which it agrees on rows longer than the lengths in the configuration.
+        """Return the setup for the sides on which it agrees on sequences longer than the lengths in the configuration.
 
         Where those cannot be computed, or only at length, batches that are as long are left to Transformers.
         """
@@ -266,7 +265,7 @@ class Check:
         return replace(setup, limit=min(setup.limit or self.structure, self.structure))
 
     def _best(self, setup: Setup, levels: Iterable[Level], expected: dict[str, Any]) -> Setup:
-        """The setup of the level that agrees on most sides."""
+        """Return the setup of the level that agrees on most sides."""
         found: list[Setup] = []
         for level in levels:
             found.append(self._tried(setup, level, expected, shadow(self.trial)))
@@ -283,7 +282,7 @@ class Check:
         probe: Probe | None = None,
         own_dtype: bool = False,
     ) -> Setup:
-        """The setup with the sides on which a level agrees, and its difference there; if on none, the least of one."""
+        """Return the setup for the sides on which a level agrees, with its difference; the least one if on none."""
         probe, setup = probe or self.probe, replace(setup, levels=(level,), sides=(), difference=math.inf)
         tried = replace(setup.for_check(), sides=SIDES)
         try:
@@ -297,7 +296,7 @@ class Check:
 
 
 def with_others(level: Level, own: OwnParts | None) -> tuple[Level, ...]:
-    """A level that agrees, and those for calls that it does not compute."""
+    """Return a level that agrees, followed by those for calls that it does not compute."""
     alone = () if own is None or level.name == ByLength.name else (WithPadding(own, own.serves_short),)
     if not isinstance(level, Contract):
         return alone or (level,)
@@ -305,9 +304,9 @@ def with_others(level: Level, own: OwnParts | None) -> tuple[Level, ...]:
 
 
 def apply_to(encoder: Any, setup: Setup) -> None:
-    """Let the forward of an encoder follow a setup."""
+    """Make the forward of an encoder follow a setup."""
     if setup.own is not None:
         setup.own.give(encoder)
     encoder.__class__ = substitute_class(type(encoder), optimized_forward)
-    vars(encoder)[SETUP] = setup
+    vars(encoder).update({SETUP: setup, CONTENTS: Contents()})
     take_over()

@@ -28,7 +28,7 @@ Sample = Sequence[str] | Mapping[str, torch.Tensor] | None
 
 @dataclass(frozen=True)
 class Agreement:
-    """The outputs of a model on a sample beside those that it had before.
+    """How close the outputs of a model on a sample are to those before a change.
 
     Attributes:
         rows: how many were compared.
@@ -54,7 +54,7 @@ class Agreement:
 
     @property
     def cosines(self) -> str:
-        """Mean and least, and how many layers are exact for their sake."""
+        """Mean and least cosine, and how many layers stay in float32 for them."""
         kept = f"; {len(self.in_float32)} layers stay in float32" if self.in_float32 else ""
         return f"cosine {self.cosine:.4f}, least {self.least:.4f}{kept}"
 
@@ -65,14 +65,14 @@ class Agreement:
             why = ", as unpadding sets them to zero" if self.padding > self.largest else ""
             at_padding = f"\nstates at padding: largest difference {self.padding:.0e} of the largest value{why}"
         return (
-            f"agreement with the model before, on {self.rows} rows of {self.source}: {self.cosines}{same}; largest "
-            f"difference {self.largest:.0e} of the largest value; {self.seconds[0]:.2g} s before, "
+            f"agreement with the model before, on {self.rows} sequences of {self.source}: {self.cosines}{same}; "
+            f"largest difference {self.largest:.0e} of the largest value; {self.seconds[0]:.2g} s before, "
             f"{self.seconds[1]:.2g} s now{at_padding}"
         )
 
 
 class Comparison:
-    """The outputs of a model on a sample before a change, to compare those after it with."""
+    """The outputs of a model on a sample before a change, to compare later outputs with."""
 
     def __init__(self, owner: Any, root: nn.Module, sample: Sample) -> None:
         """
@@ -88,7 +88,7 @@ class Comparison:
         model = next((module for module in root.modules() if isinstance(module, PreTrainedModel)), None)
         if model is None:
             raise ValueError(
-                "precision = 'int8' or 'auto', and a sample, are for a PreTrainedModel; "
+                "dtype = 'int8' or 'auto', and a sample, are for a PreTrainedModel; "
                 f"{type(root).__name__} has none inside"
             )
         self.batch, self.source = _batch(owner, root, model, sample)
@@ -98,7 +98,7 @@ class Comparison:
         self.expected, self.seconds = self.timed(shadow(self.model))
 
     def timed(self, model: nn.Module) -> tuple[torch.Tensor, float]:
-        """The outputs, and the seconds of a second call: in the first, kernels are compiled and memory is new."""
+        """Return the outputs, and the seconds of a second call: the first compiles kernels and allocates memory."""
         with Guard(model):
             self.outputs(model)
         start = time.perf_counter()
@@ -110,7 +110,7 @@ class Comparison:
         return next(each for _, each in tensors_in(model(**self.batch)) if each.dim() > 1)
 
     def agreement(self, model: nn.Module, in_float32: tuple[str, ...] = ()) -> Agreement:
-        """Of the outputs of a copy with those before."""
+        """Compare the outputs of a copy with those before."""
         outputs, seconds = self.timed(model)
         found, expected = outputs.double(), self.expected.double()
         differences, padding = (found - expected).abs(), None
@@ -136,7 +136,7 @@ class Comparison:
 
 
 def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) -> tuple[dict[str, Any], str]:
-    """Inputs of the model, and what they are."""
+    """Return inputs of the model, and a description of them."""
     if isinstance(sample, Mapping):
         return {name: value for name, value in sample.items() if name != "labels"}, "the given inputs"
     if sample is not None:
@@ -156,7 +156,7 @@ def _batch(owner: Any, root: nn.Module, model: PreTrainedModel, sample: Sample) 
 
 
 def _tokenized(owner: Any, root: nn.Module, texts: list[str]) -> Any:
-    """What the tokenizer of a model makes of texts, wherever the model or what is around it has one."""
+    """Tokenize texts with the tokenizer of a model or of the object around it."""
     tokenizer = tokenizer_of(owner, root)
     if callable(tokenizer):
         most = getattr(root, "max_seq_length", None) or min(tokenizer.model_max_length, 512)
@@ -176,7 +176,7 @@ def _means(out: torch.Tensor) -> torch.Tensor:
 
 
 def _same_decisions(model: PreTrainedModel, found: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """The share of rows with the same decision, for models that decide on rows."""
+    """Return the share of sequences with the same decision, for sequence classifiers."""
     if "Classification" not in type(model).__name__ or "Token" in type(model).__name__:
         return None
     ours, theirs = (each > 0 if each.shape[1] == 1 else each.argmax(1) for each in (found, expected))

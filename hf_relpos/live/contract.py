@@ -1,7 +1,7 @@
-"""Level `contract`: an encoder without padding, by the interfaces of Transformers that its attention goes through.
+"""Level `contract`: compute an encoder without padding through Transformers' attention and mask interfaces.
 
 The encoder runs unchanged on one row with the real tokens of all rows, (1, T). Two functions stand before those that
-Transformers has registered as `sdpa`: the mask function hands the layers a `GroupMask` in place of a mask of T × T,
+Transformers has registered as `sdpa`: the mask function hands the layers a `Batch` in place of a mask of T × T,
 and the attention function computes the groups of rows of about the same length that it holds, each as Transformers
 would compute a batch of these rows, with the mask that Transformers makes for them. So causal masks, windows and
 two-sided attention need no code here. All other calls, and those of other models, they hand on.
@@ -9,6 +9,8 @@ two-sided attention need no code here. All other calls, and those of other model
 
 import functools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +19,9 @@ from torch import nn
 
 from ..attention.formula import Table, Terms, toeplitz_table
 from ..attention.sliding_window import SlidingWindowMask
-from ..attention.unpadding import UnpaddedBatch, running, take_batch
+from ..attention.unpadding import Batch, RowGroup, running, take_batch
 from ..host.transformers import ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
-from .attention import attend_as_stock, offsets_in, prefer_backend
+from .attention import attend_as_stock, prefer_backend
 from .call import EncoderCall, Level, MismatchError
 from .foreign import modules_in
 from .record import note_attention
@@ -28,53 +30,37 @@ from .record import note_attention
 DELEGATE = "sdpa"
 # Rows of so many windows are computed by window. See docs/results/benchmarks/cpu-encoder.md.
 MANY_WINDOWS = 8
+_has_full_rows: ContextVar[bool] = ContextVar("has_full_rows", default=False)
 
 
-@dataclass(frozen=True)
-class GroupMask:
-    """Stands for the attention mask of a batch without padding, or of one that is long enough for our backends.
+def with_masks(batch: Batch, given: Mapping[str, Any]) -> Batch:
+    """A batch with the masks that Transformers' `sdpa` takes for the rows of its groups.
 
-    Attributes:
-        batch: the batch.
-        masks: for each of its groups, what Transformers' `sdpa` takes for these rows: (b, 1, l, l), (b, 1, 1, l), a
-            `SlidingWindowMask` for long rows, or None.
+    Args:
+        given: arguments of Transformers' mask functions; "mask_function" is the one from indices of batch, head, query
+            and key to whether the query sees the key.
     """
+    mask_function, local, longest = given.get("mask_function"), given.get("local_size"), batch.groups[0].length
+    window = window_of(mask_function, local) if local and longest > local else None
+    is_plain = getattr(mask_function, "__name__", "") == "bidirectional_mask_function"
 
-    batch: UnpaddedBatch
-    masks: tuple[torch.Tensor | SlidingWindowMask | None, ...]
+    def masked(group: RowGroup) -> RowGroup:
+        length, is_token = group.length, None if group.mask is None else group.mask[:, 0, 0]
+        if is_plain or (window is not None and length <= window + 1):
+            return group
+        if window is not None and length >= MANY_WINDOWS * window:
+            device = group.rows.device
+            mask: Any = SlidingWindowMask(length, length, window, device, global_tokens=(), is_token=is_token)
+        else:
+            sizes = {"batch_size": len(group.rows), "q_length": length, "kv_length": length}
+            mask = _delegates[1](**{**given, **sizes, "q_offset": 0, "kv_offset": 0, "attention_mask": is_token})
+        return replace(group, mask=mask, kept={})
 
-    def to(self, *args: Any, **kwargs: Any) -> "GroupMask":
-        """As it is: accelerate and models ask for masks of another device or dtype."""
-        return self
-
-    @classmethod
-    def of(cls, batch: UnpaddedBatch, given: Mapping[str, Any]) -> "GroupMask":
-        """The masks of the groups.
-
-        Args:
-            given: arguments of Transformers' mask functions; "mask_function" is the one from indices of batch, head,
-                query and key to whether the query sees the key.
-        """
-        mask_function, local, longest = given.get("mask_function"), given.get("local_size"), batch.groups[0].length
-        window = window_of(mask_function, local) if local and longest > local else None
-        is_plain = getattr(mask_function, "__name__", "") == "bidirectional_mask_function"
-        masks: list[torch.Tensor | SlidingWindowMask | None] = []
-        for group in batch.groups:
-            length, is_token = group.length, None if group.visible is None else group.visible[:, 0, 0]
-            if is_plain or (window is not None and length <= window + 1):
-                masks.append(group.visible)
-            elif window is not None and length >= MANY_WINDOWS * window:
-                device = group.rows.device
-                masks.append(SlidingWindowMask(length, length, window, device, global_tokens=(), is_token=is_token))
-            else:
-                sizes = {"batch_size": len(group.rows), "q_length": length, "kv_length": length}
-                own = {**given, **sizes, "q_offset": 0, "kv_offset": 0, "attention_mask": is_token}
-                masks.append(_delegates[1](**own))
-        return cls(batch, tuple(masks))
+    return replace(batch, groups=tuple(map(masked, batch.groups)))
 
 
 def window_of(mask_function: Any, about: int) -> int | None:
-    """The largest distance between a query and the keys that it sees on both sides; None for any other pattern.
+    """Return the attention window of a mask, if it is the same on both sides; None for any other pattern.
 
     Transformers composes its mask functions of closures, so it is read off some rows of the pattern.
 
@@ -92,8 +78,18 @@ def window_of(mask_function: Any, about: int) -> int | None:
     return window if 0 < window <= about and all(map(torch.equal, seen, near)) else None
 
 
+@contextmanager
+def full_rows() -> Iterator[None]:
+    """While a graph is recorded, of rows without padding and without a cache."""
+    token = _has_full_rows.set(True)
+    try:
+        yield
+    finally:
+        _has_full_rows.reset(token)
+
+
 def closed_over(function: Any) -> Iterator[Any]:
-    """What a function that was composed of others has in its closures, in depth."""
+    """Return everything in the closures of a composed function, recursively."""
     waiting, seen = [function], {id(function)}
     while waiting:
         for cell in getattr(waiting.pop(), "__closure__", None) or ():
@@ -106,17 +102,19 @@ def closed_over(function: Any) -> Iterator[Any]:
 
 
 def make_mask(*args: Any, **kwargs: Any) -> Any:
-    """The mask function: the running batch's `GroupMask`, or Transformers' own mask.
+    """The mask function: the running batch with masks, or Transformers' own mask.
 
     Raises:
         MismatchError: for a pattern by a tensor of the batch, such as documents, which has other indices in a group.
     """
-    batch = take_batch()
-    if batch is None or kwargs["batch_size"] * kwargs["q_length"] != len(batch.indices):  # that of a part with masks
+    batch, skips = take_batch(), ("allow_is_causal_skip", "allow_is_bidirectional_skip")
+    if _has_full_rows.get() and any(kwargs.get(name) for name in skips) and kwargs.get("local_size") is None:
+        return None  # as Transformers does where no graph is recorded
+    if batch is None or kwargs["batch_size"] * kwargs["q_length"] != batch.tokens:  # that of a part with masks
         return _delegates[1](*args, **kwargs)
     if any(isinstance(each, torch.Tensor) and each.dim() for each in closed_over(kwargs.get("mask_function"))):
         raise MismatchError("its masks are made of an argument by token")
-    return GroupMask.of(batch, kwargs)
+    return with_masks(batch, kwargs)
 
 
 def attend(
@@ -132,37 +130,36 @@ def attend(
     """The attention function, with the arguments of Transformers' own.
 
     Args:
-        query: (1, H, T, d) with a `GroupMask`; keys and values may have fewer heads.
-        position_bias: of T5 and its like; of the offsets of the longest row, (H, 2L − 1), with a `GroupMask`.
+        query: (1, H, T, d) with a `Batch` as the mask; keys and values may have fewer heads.
+        position_bias: of T5 and its like; of the offsets of the longest row, (H, 2L − 1), with a `Batch`.
 
     Returns:
         (1, T, H, d), and None for the weights.
     """
     delegate = _delegates[0]
-    if not isinstance(attention_mask, GroupMask):
+    if not isinstance(attention_mask, Batch):
         return delegate(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    note_attention(f"Transformers' {DELEGATE}, {len(attention_mask.masks)} groups of rows")
-    masks, position_bias = iter(attention_mask.masks), kwargs.pop("position_bias", None)
+    note_attention(f"Transformers' {DELEGATE}, {len(attention_mask.groups)} groups of sequences")
     bias: tuple[Table, ...] = ()
-    if position_bias is not None:
-        bias = (toeplitz_table(position_bias, offsets_in(attention_mask.batch, query)),)
+    if (position_bias := kwargs.pop("position_bias", None)) is not None:
+        bias = (toeplitz_table(position_bias, attention_mask.groups[0].context),)
     sizes = [each.shape[-1] for each in (query, key, value)]
 
-    def one(group: Any, *rows: torch.Tensor) -> torch.Tensor:
-        mask = next(masks)
+    def one(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
         query, key, value = (
             each.unflatten(-1, (-1, size)).transpose(1, 2) for each, size in zip(rows, sizes, strict=True)
         )
-        if bias or isinstance(mask, SlidingWindowMask):
+        if bias or isinstance(group.mask, SlidingWindowMask):
             repeats = query.shape[1] // key.shape[1]  # of keys and values that several queries share
             if repeats > 1:
                 key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
             terms = Terms(scale=scaling if scaling is not None else sizes[0] ** -0.5, bias=bias)
-            return attend_as_stock(module, query, key, value, terms, mask, dropout)
-        out: torch.Tensor = delegate(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)[0]
+            return attend_as_stock(module, query, key, value, terms, group, dropout)
+        given = {"dropout": dropout, "scaling": scaling, **kwargs}
+        out: torch.Tensor = delegate(module, query, key, value, group.mask, **given)[0]
         return out.flatten(2)
 
-    out = attention_mask.batch.by_group(one, *(each.transpose(1, 2).flatten(2) for each in (query, key, value)))
+    out = attention_mask.by_group(one, *(each.transpose(1, 2).flatten(2) for each in (query, key, value)))
     return out.unflatten(-1, (-1, sizes[2])), None
 
 
@@ -186,20 +183,20 @@ class Contract(Level):
         return "contract" if self.own is None else str(self.own.level)
 
     def reaches(self, length: int) -> bool:
-        """Whether rows of a length have many windows."""
+        """Whether sequences of a length have many windows."""
         return self.window is not None and length >= MANY_WINDOWS * self.window
 
     def unsupported(self, call: EncoderCall) -> list[str]:
         """As of every level."""
-        found = [f"{name!r} has entries for rows" for name in call.by_row]
+        found = [f"{name!r} has entries for sequences" for name in call.by_row]
         if call.wants("output_hidden_states"):
             found.append("it asks for hidden states")
         if call.shape[0] == 1 and not call.is_windowed:
-            found.append("one row is no batch")
+            found.append("it has a single sequence")
         if self.name == "contract" and not attends_by(call.encoder):
             found.append("another attention function was chosen after optimize")
         if call.unpadded is None:
-            found.append("padding stands inside of a row")
+            found.append("a sequence has padding inside")
         return found
 
     def run(self, call: EncoderCall) -> Any:
@@ -209,15 +206,15 @@ class Contract(Level):
         assert batch is not None
         inside = {name: batch.remove(given[name]) for name in by_token}
         # with a mask, position ids that begin again are not taken for documents in a row
-        inside["attention_mask"] = torch.ones(1, len(batch.indices), dtype=torch.long)
+        inside["attention_mask"] = torch.ones(1, batch.tokens, dtype=torch.long)
         return call.forward_as_asked(functools.partial(self._run, call, batch), {**given, **inside})
 
-    def _run(self, call: EncoderCall, batch: UnpaddedBatch, inside: dict[str, Any]) -> Any:
-        call.computed = len(batch.indices)
-        with running(batch) as found:
+    def _run(self, call: EncoderCall, batch: Batch, inside: dict[str, Any]) -> Any:
+        call.computed = batch.tokens
+        with running(batch):
             outputs = call.forward(**inside)
         fields = {name for name in outputs if outputs[name] is not None} if isinstance(outputs, Mapping) else set()
-        if not found.is_used or not {"last_hidden_state"} <= fields <= {"last_hidden_state", "pooler_output"}:
+        if not batch.is_used or not {"last_hidden_state"} <= fields <= {"last_hidden_state", "pooler_output"}:
             raise MismatchError(f"{type(call.encoder).__name__} has other masks or outputs than the contract")
         outputs["last_hidden_state"] = batch.restore(outputs["last_hidden_state"])
         if "pooler_output" in fields:
@@ -238,20 +235,20 @@ class Native(Level):
         if call.wants("output_hidden_states"):
             found.append("it asks for hidden states")
         if call.unpadded is None:
-            found.append("padding stands inside of a row")
+            found.append("a sequence has padding inside")
         return found
 
     def run(self, call: EncoderCall) -> Any:
         """As of every level."""
         assert call.unpadded is not None
-        call.computed = len(call.unpadded.indices)
+        call.computed = call.unpadded.tokens
         with running(call.unpadded):
             return call.forward(**call.given)
 
 
 @dataclass(frozen=True)
 class WithPadding(Level):
-    """Attention of this package for calls that keep their padding.
+    """Use this package's attention for calls that keep their padding.
 
     Attributes:
         own: an `OwnParts`, the parts of the encoder that are replaced.
@@ -269,24 +266,24 @@ class WithPadding(Level):
         if self.own.level == "contract" and not attends_by(call.encoder):
             found.append("another attention function was chosen after optimize")
         if not self.serves_short and not prefer_backend(call.shape[0], call.config.num_attention_heads, call.shape[1]):
-            found.append("its attention is as fast in Transformers, for rows this short")
+            found.append("its attention is as fast in Transformers, for sequences this short")
         if not self.own.serves_short and call.has_empty_row:
-            found.append("a row has no token, whose queries attend to all keys in Transformers")
+            found.append("a sequence has no token, and its queries attend to all keys in Transformers")
         return found
 
     def run(self, call: EncoderCall) -> Any:
         """As of every level."""
         assert call.real is not None
-        with running(UnpaddedBatch.with_padding(call.real)):
+        with running(Batch.with_padding(call.real)):
             return call.forward_as_asked(lambda given: call.forward(**given), call.given)
 
     def for_check(self) -> "WithPadding":
-        """For the short rows of a check, too."""
+        """Return the level for the short sequences of a check."""
         return replace(self, serves_short=True)
 
 
 def attends_by(encoder: Any) -> bool:
-    """Whether an encoder attends by the interfaces that `take_over` has replaced, in all of its parts."""
+    """Whether all attention of an encoder goes through the interfaces that `take_over` replaces."""
     for part in modules_in(encoder):
         config: Any = vars(part).get("config")
         if getattr(config, "_attn_implementation", None) not in (DELEGATE, None):

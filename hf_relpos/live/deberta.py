@@ -1,4 +1,4 @@
-"""Accelerated DeBERTa v1, v2 and v3: disentangled attention of the stock classes with our backends.
+"""Accelerated DeBERTa v1, v2 and v3: disentangled attention of Transformers' classes with our backends.
 
 The encoder gives its layers the row of each offset instead of L·L row numbers, and the running batch instead of an
 L·L mask. Without a batch the stock code computes the call.
@@ -13,15 +13,15 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms
-from ..attention.unpadding import UnpaddedBatch, take_batch
+from ..attention.unpadding import Batch, take_batch
 from ..schemes.deberta import KINDS, disentangled_terms, in_float32, rows_in_use
-from .attention import BatchAttention, attend_to_batch, offsets_in, split_heads
+from .attention import BatchAttention, attend_to_batch, split_heads
 from .call import MismatchError
 from .substitute import stock_file
 
 
 class Stack:
-    """Of the layers of either version, for all of which it makes the mask, and the row of P of each offset."""
+    """Stack of layers of either version; makes the mask and the row of P of each offset for all of them."""
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> Any:
         """The running batch; else as stock."""
@@ -32,7 +32,7 @@ class Stack:
         batch = take_batch()
         if batch is None or not self.relative_attention:
             return super().get_rel_pos(hidden_states, query_states, relative_pos)  # type: ignore[misc]
-        distance = -offsets_in(batch, hidden_states).offsets(hidden_states.device)  # i − j
+        distance = -batch.groups[0].context.offsets(hidden_states.device)  # i − j
         span = self.max_relative_positions
         buckets = getattr(self, "position_buckets", -1)
         if buckets > 0:
@@ -47,7 +47,7 @@ class _SelfAttention(BatchAttention):
     def attend(
         self: Any,
         states: torch.Tensor,
-        batch: UnpaddedBatch,
+        batch: Batch,
         output_attentions: bool = False,
         query_states: torch.Tensor | None = None,
         relative_pos: torch.Tensor | None = None,
@@ -56,10 +56,10 @@ class _SelfAttention(BatchAttention):
         """As stock."""
         if query_states is not None:
             raise MismatchError("query_states: attention to other states is stock's")
-        terms = self.terms(offsets_in(batch, states), relative_pos, rel_embeddings)
-        vectors, visible = self.project(states), batch.groups[0].visible
+        terms = self.terms(batch.groups[0].context, relative_pos, rel_embeddings)
+        vectors, visible = self.project(states), batch.groups[0].mask
         out = attend_to_batch(self, batch, vectors, self.heads_of, terms)
-        if visible is not None and batch.groups[0].positions is None:  # padding stays
+        if batch.indices is None and visible is not None:  # padding stays
             # in stock DeBERTa no query that is padding sees a key, which comes to the mean of all values
             mean = self.heads_of(*vectors)[2].mean(2).flatten(1)[:, None]  # (B, 1, H·d)
             out = torch.where(visible[:, 0, 0, :, None], out, mean.to(out.dtype))

@@ -1,6 +1,7 @@
-"""The forward of an optimized encoder: which calls are computed without their padding, or by our attention."""
+"""The forward of an optimized encoder: choose the level of each call, or fall back to Transformers."""
 
-import itertools
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from ..host.tracing import is_traced
 from .arguments import parameters_of
 from .call import FEWEST, EncoderCall, Level, MismatchError, Setup
 from .half import InFloat32, against_float32
+from .joined import JOINED, against
 from .record import TWICE, Answer, Reason, is_watching
 from .rules import CALL, CODE, PADDING, reasons
 from .substitute import stock_class
@@ -20,7 +22,7 @@ STOCK = "Transformers"  # the level of calls that its own forward computes
 
 
 def optimized_forward(encoder: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The forward of an encoder whose calls are computed as its `Setup` says.
+    """Forward of an optimized encoder; follows its `Setup`.
 
     Args:
         forward: of its class.
@@ -36,7 +38,7 @@ def optimized_forward(encoder: Any, forward: Any, /, *args: Any, **kwargs: Any) 
 
 
 def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of an encoder, without its padding and by our attention where nothing speaks against it.
+    """Compute a call without padding where every rule allows it.
 
     Args:
         forward: of its class, bound to it.
@@ -45,13 +47,29 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
     if len(args) > len(names):
         return forward(*args, **kwargs)  # which raises
     call = EncoderCall(encoder, forward, setup, dict(zip(names, args, strict=False)) | kwargs)
-    levels, why = plan(call)
     if setup.record is None:  # what is tried has to show its errors
+        levels, _ = plan(call)
         return levels[0].run(call) if levels else forward(**call.given)
+    stock, joined = functools.partial(forward, *args, **kwargs), vars(encoder).get(JOINED)
+    if joined is None:
+        return compute(call, stock)
+    if is_watching():
+        call.alone = against(call)
+    return joined.outputs(call, compute, stock)
+
+
+def compute(call: EncoderCall, stock: Callable[[], Any]) -> Any:
+    """The outputs of a call, by the first level that computes it, or by Transformers.
+
+    Args:
+        stock: computes it by Transformers.
+    """
+    record, (levels, why) = call.setup.record, plan(call)
+    assert record is not None
     for level in levels:
         state = torch.get_rng_state() if call.encoder.training else None
         try:
-            outputs = setup.record.verified.outputs(call, level)
+            outputs = record.verified.outputs(call, level)
         except MismatchError as error:  # another level may fit
             why.insert(0, Reason("It turns out that a level does not compute such a call.", f"{level.name}: {error}"))
             if state is not None:
@@ -59,62 +77,70 @@ def run(encoder: Any, forward: Any, setup: Setup, args: tuple[Any, ...], kwargs:
         except Exception as error:  # which is raised by Transformers, too, unless it is of the level
             if state is not None:
                 torch.set_rng_state(state)
-            outputs = forward(*args, **kwargs)
+            outputs = stock()
             failure = Reason("A level raised an error.", f"{level.name} raised {type(error).__name__}: {error}")
-            setup.record.verified.give_up(call, level, failure.text)
+            record.verified.give_up(call, level, failure.text)
             note(call, None, [failure, *why], is_loud=True)
             return outputs
         else:
             note(call, level, why)
             return outputs
-    outputs = forward(*args, **kwargs)
+    outputs = stock()
     note(call, None, why)
     return outputs
 
 
 def plan(call: EncoderCall) -> tuple[list[Level], list[Reason]]:
-    """The levels that compute a call, in the order in which they are tried, none for Transformers' own forward.
+    """Return the levels to try for a call, in order; none for Transformers' own forward.
 
     Returns:
         They, and what speaks against those before them; only the first reason of the rules.
     """
     if reason := next(iter(reasons(CALL, call)), None):
         return [], [reason]
+    captured = call.setup.captured
+    not_captured = [] if captured is None else _against(captured, call)
+    if captured is not None and not not_captured:
+        return [captured], []
     padding = next(iter(reasons(PADDING, call)), None)
     found, why = [], [] if padding is None else [padding]
     for level in call.setup.levels:
         if level.removes_padding and padding is not None:
             continue
-        against = level.unsupported(call)
-        why += [Reason(f"Not by level {level.name}.", f"not by level {level.name}: {each}") for each in against]
+        why += (against := _against(level, call))
         if not against:
             found.append(level)
     if call.setup.in_float32:
         half = against_float32(call)
         why += [Reason(HALF_PRECISION, half)] if half else []
         found = found if half else [InFloat32(each) for each in (*found, None)]
+    if call.callers and call.hidden:  # padding that no caller has
+        found = [each for each in found if each.removes_padding]
     if found and (changed := next(iter(reasons([CODE], call)), None)):
         return [], [changed]
-    return found, why
+    return found, why + not_captured
 
 
-def why_not(call: EncoderCall) -> list[Reason]:
-    """All that speaks against taking padding out of a call, and not the first reason alone."""
-    return list(itertools.chain(reasons(CALL, call), reasons(PADDING, call), reasons([CODE], call)))
+def _against(level: Level, call: EncoderCall) -> list[Reason]:
+    """What a level itself says against a call."""
+    kind, place = f"Not by level {level.name}.", f"not by level {level.name}"
+    return [Reason(kind, f"{place}: {each}") for each in level.unsupported(call)]
 
 
 def note(call: EncoderCall, level: Level | None, why: list[Reason], is_loud: bool = False) -> None:
-    """Count what a call got.
+    """Count a call by its level.
 
     Args:
         is_loud: whether the reason is a warning. So it is where twice the tokens are computed, unless one was told so.
     """
     assert call.setup.record is not None
-    given = call.shape[0] * call.shape[1]
-    computed = given if level is None or call.computed is None else call.computed
+    size = call.shape[0] * call.shape[1]
+    given = sum(rows * length for rows, length in (each.shape for each in call.callers)) or size
+    computed = size if level is None or call.computed is None else call.computed
     name, kind = STOCK if level is None else level.name, stock_class(type(call.encoder)).__name__
     if is_watching() and (level is None or not level.removes_padding):
-        why = list(dict.fromkeys([*why, *why_not(call)]))
-    answer = Answer(kind, name, given, computed, given - call.hidden, tuple(why))
-    is_costly = bool(call.setup.sides) and call.hidden >= FEWEST and computed >= TWICE * (given - call.hidden)
-    call.setup.record.note(answer, is_loud or is_costly)
+        why = list(dict.fromkeys([*why, *reasons((*CALL, *PADDING, CODE), call)]))  # all, and not the first alone
+    why = [*why, call.alone] if call.alone else why
+    call.answer = Answer(kind, name, given, computed, size - call.hidden, tuple(why), joined=len(call.callers))
+    is_costly = bool(call.setup.sides) and call.hidden >= FEWEST and computed >= TWICE * (size - call.hidden)
+    call.setup.record.note(call.answer, is_loud or is_costly)

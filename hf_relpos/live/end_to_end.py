@@ -1,4 +1,4 @@
-"""Find where padding can be removed without other outputs of the whole object, called as its user calls it."""
+"""Find the padding sides that the outputs and losses of a whole model do not depend on."""
 
 import itertools
 import warnings
@@ -22,14 +22,14 @@ from .shadow import first_layers, shadow
 
 # In the class names of heads that find spans: their softmax and loss are over all positions of a row.
 SPANS = "ForQuestionAnswering"
-MAY_READ = "the program may read outputs at padding, which would change; padding='zeros' takes it out all the same"
+MAY_READ = "the program may read outputs at padding, which would become zeros; unpad=True removes it all the same"
 SHORT = (6, 4, 3)  # tokens of the rows whose losses are compared
 
 
 def sides_that_heads_allow(
     root: nn.Module, inside: Mapping[str, Setup], everywhere: bool = False
 ) -> tuple[tuple[str, ...], bool, str]:
-    """Where padding may be taken out of without another output of an object.
+    """Find the sides on which padding can be removed without changing the outputs of a model.
 
     Args:
         inside: how calls of the encoders in it are to be computed, by their names in it; at least one.
@@ -39,10 +39,10 @@ def sides_that_heads_allow(
         The sides, whether they hold in training, and who reads padding, in words; "" if nobody does.
     """
     kind = type(root).__name__
-    reader = f"{kind} reads states at padding, and computes other outputs without"
+    reader = f"outputs of {kind} depend on hidden states at padding"
     for module in root.modules():
         if SPANS in type(module).__name__:
-            return (), False, f"{type(module).__name__} compares all states of a row, padding too"
+            return (), False, f"the softmax of {type(module).__name__} includes padding"
     # on other sides one of them would leave padding to Transformers, and its outputs would be those of before
     common = tuple(side for side in SIDES if all(side in each.sides for each in inside.values()))
     if not common:
@@ -56,7 +56,7 @@ def sides_that_heads_allow(
             expected = outputs_of(stock, *inputs)
         except WriteError as error:
             return (), False, str(error)
-        except Exception:  # another signature; the code of others raises what it likes
+        except Exception:  # another signature; third-party code raises what it likes
             continue
         for name, setup in inside.items():
             apply_to(trial.get_submodule(name), setup.for_check())
@@ -67,11 +67,11 @@ def sides_that_heads_allow(
         return sides, trains, "" if sides == common else reader
     if everywhere:
         return (), False, MAY_READ
-    return common, True, f"whether {kind} reads states at padding is not known: if it does, pass padding='stock'"
+    return common, True, f"whether {kind} depends on padding is not known: if it does, pass unpad=False"
 
 
 def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, ...], sides: set[str]) -> bool:
-    """Whether outputs are the same in training, too, as far as they can be compared."""
+    """Whether outputs also agree in training mode, as far as they can be compared."""
     known, foreign = kinds_in(stock)
     has_batch_norm = any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in known)
     if not (foreign or has_batch_norm):  # they read what they read in evaluation
@@ -89,10 +89,10 @@ def _agree_in_training(stock: Any, trial: Any, probe: Probe, inputs: tuple[Any, 
 def losses_over_padding(
     root: nn.Module, inside: Mapping[str, Setup], sides: tuple[str, ...]
 ) -> tuple[tuple[str, ...], list[nn.Module]]:
-    """Where padding may be taken out of without another loss, and the heads that read padding with labels.
+    """Find the sides on which padding can be removed without changing losses, and heads that use labels at padding.
 
     Each head gets labels of rows and of tokens by the arguments that an encoder does not have, in evaluation and, if
-    it has code of others, in training. What it computes is compared on a few tokens and the first layers of each kind.
+    it has third-party code, in training. Outputs are compared on a few tokens and the first layers of each kind.
 
     Args:
         sides: those that are left.
@@ -143,7 +143,7 @@ def _losses(head: Any, inside: Mapping[str, Setup], probe: Probe) -> Iterator[tu
 
 
 def _inputs(kind: Any, probe: Probe) -> Iterator[tuple[Any, ...]]:
-    """Arguments that modules around encoders take, one after the other: by name, as a dict, or by position."""
+    """Yield inputs in the forms that models around encoders take: by name, as a dict, or by position."""
     ids, mask = probe.ids, probe.real.long()
     names, takes_others = parameters_of(kind.forward)
     if "MultipleChoice" in kind.__name__:

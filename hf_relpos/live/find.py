@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.modeling_relpos_bert import RelPosBertModel
 from .arguments import TOKENS, parameters_of
 
 
@@ -25,7 +24,7 @@ ATOMS = (str, bytes, int, float, bool, type, FunctionType, MethodType, ModuleTyp
 
 @dataclass(frozen=True)
 class Found:
-    """A module.
+    """A module, where it was found, and the object that holds it.
 
     Attributes:
         path: its place in the object that was given, "" for that object itself.
@@ -39,7 +38,7 @@ class Found:
 
 
 def modules_of(anything: Any, caller: str) -> list[Found]:
-    """Modules in an object: itself, or in its attributes and items to a depth of three.
+    """Return the modules in an object: itself, or in its attributes and items to a depth of three.
 
     Raises:
         TypeError: if there is none.
@@ -90,7 +89,7 @@ def _contents(holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def encoders_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The innermost modules that map tokens and a mask to states, with their names: models of Transformers, or `root`.
+    """Return the innermost modules that map tokens and a mask to hidden states, by name.
 
     Decoders that attend to an encoder are not among them.
     """
@@ -110,8 +109,6 @@ def layers_in(root: nn.Module) -> set[nn.Module]:
 
 def takes_tokens(module: Any, is_root: bool) -> bool:
     """Whether a model has the forward of an encoder, and is no decoder of an encoder's states."""
-    if isinstance(module, RelPosBertModel):
-        return True
     if not (is_root or isinstance(module, PreTrainedModel)):
         return False
     names, _ = parameters_of(type(module).forward)

@@ -1,4 +1,4 @@
-"""Find code of others in an encoder, in every call: hooks, replaced forwards, modules that were put in.
+"""Detect third-party code in an encoder, on every call: hooks, replaced forwards, swapped modules.
 
 Between its first and its last layer an encoder's states may have no padding, and its positions may be by offset. Code
 of others expects neither, and it may come and go after `optimize`.
@@ -6,7 +6,8 @@ of others expects neither, and it may come and go after `optimize`.
 
 import functools
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -45,12 +46,17 @@ NEIGHBOURS = ("GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d",
 REPLACED = frozenset(("forward", "_call_impl", "_compiled_call_impl"))
 FUNCTIONS = frozenset(("act", "activation", "activation_function", "intermediate_act_fn"))
 
+CAPTURE = "_hf_relpos_capture"  # the attribute that holds an encoder's `Capture`
+CONTENTS = "_hf_relpos_contents"  # the attribute that holds an encoder's `Contents`
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HELD = ("_modules", "_parameters", "_buffers", *HOOKS)  # dicts of a module whose values count
+
 # Classes that were looked at, with the forward that they had then and whether all of their code is of `PACKAGES`.
 _classes: dict[type, tuple[Any, bool]] = {}
 
 
 def is_known_code(value: Any) -> bool:
-    """Whether what a class has by some name is no function, or one of `PACKAGES`, below all decorators."""
+    """True unless `value` is a function defined outside `PACKAGES` (decorators unwrapped)."""
     function = getattr(value, "__func__", getattr(value, "fget", value))  # of a static or class method, or a property
     while isinstance(function, functools.partial):
         function = function.func
@@ -66,7 +72,7 @@ def is_known_code(value: Any) -> bool:
 
 
 def is_known_class(kind: Any) -> bool:
-    """Whether a class has its code of `PACKAGES`, and the forward that it had when it was first seen.
+    """Whether a class is defined in `PACKAGES`, with the forward that it had when first seen.
 
     The class of a scripted module has no forward: its code counts as that of others.
     """
@@ -98,7 +104,7 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
-    """The classes of Transformers and PyTorch inside a module; and what others have put in: classes, and code."""
+    """Return the classes of Transformers and PyTorch inside a module, and third-party classes and code."""
     known: set[type] = set()
     foreign: set[Any] = set()
     for part in modules_in(root):
@@ -110,14 +116,14 @@ def kinds_in(root: nn.Module) -> tuple[frozenset[type], frozenset[Any]]:
 
 
 def _attention_of_others(root: Any) -> list[Any]:
-    """The code of an encoder's attention function, if others have registered it with Transformers; else nothing."""
+    """Return the code of an encoder's attention function if a third party registered it, else nothing."""
     name = getattr(getattr(root, "config", None), "_attn_implementation", None)
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     return [] if is_known_code(function) else [_code_of(function)]
 
 
 def _replacements(part: nn.Module) -> list[Any]:
-    """The code of functions of others that an instance has in place of its class's."""
+    """Return the code of third-party functions that replace methods of an instance."""
     own = vars(part)
     if REPLACED.isdisjoint(own) and FUNCTIONS.isdisjoint(own):
         return []
@@ -128,13 +134,13 @@ def _replacements(part: nn.Module) -> list[Any]:
 
 
 def _code_of(function: Any) -> Any:
-    """What copies of a function share."""
+    """Return the code that copies of a function share."""
     function = getattr(function, "__func__", function)
     return getattr(function, "__code__", type(function))
 
 
 def is_watched(part: nn.Module) -> bool:
-    """Whether hooks read the states of a module; those of Transformers read only where a caller asks for them."""
+    """Whether hooks read the states of a module; Transformers' own hooks count only if a caller asks for outputs."""
     if part._backward_hooks or part._backward_pre_hooks:
         return True
     if not (part._forward_hooks or part._forward_pre_hooks):
@@ -143,8 +149,55 @@ def is_watched(part: nn.Module) -> bool:
     return any(getattr(hook, "__globals__", {}).get("__name__") not in UNAWARE for hook in hooks)
 
 
+def configs_of(parts: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """The fields of the configurations of modules."""
+    found = (vars(part).get("config") for part in parts)
+    return [*{id(each): vars(each) for each in found if hasattr(each, "__dict__")}.values()]
+
+
+class Contents:
+    """What an encoder and its parts held when nothing in them was foreign. Copies and pickles begin with none.
+
+    Attributes:
+        values: of all attributes, modules, parameters, buffers, hooks and configurations.
+    """
+
+    values: list[Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return Contents, ()
+
+    def without_record(self) -> "Contents":
+        """For copies to measure on."""
+        return Contents()
+
+    def take(self, root: nn.Module, trusted: frozenset[Any]) -> None:
+        """Note what a module holds now, in which all is trusted."""
+        parts, held = [*modules_in(root)], []
+        for own in map(vars, parts):
+            held += [own, *(own[name] for name in HELD)]
+        held += configs_of(parts)
+        kinds = {stock_class(type(each)) for each in parts}
+        forwards = [(kind, getattr(kind, "forward", None)) for kind in kinds]
+        values = [*itertools.chain.from_iterable(map(dict.values, held))]
+        self._state = trusted, parts, [*map(type, parts)], forwards, held, values
+        self.values = values
+
+    def hold(self, trusted: frozenset[Any]) -> bool:
+        """Whether a module is as it was, by the identity of each value."""
+        if self.values is None or self._state[0] is not trusted:
+            return False
+        _, parts, types, forwards, held, values = self._state
+        return (
+            sum(map(len, held)) == len(values)
+            and all(map(operator.is_, map(type, parts), types))
+            and all(map(operator.is_, itertools.chain.from_iterable(map(dict.values, held)), values))
+            and all(getattr(kind, "forward", None) is forward for kind, forward in forwards)
+        )
+
+
 def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
-    """The first part of a module with hooks, or with code that is not trusted; None if there is none.
+    """Return the first part of a module with hooks or unknown code; None if there is none.
 
     Hooks of the module itself do not count: they see its inputs and outputs alone.
 
@@ -153,6 +206,9 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
     """
     if hooks_of_all_modules() or not trusted.issuperset(_attention_of_others(root)):
         return root
+    contents = vars(root).get(CONTENTS)
+    if contents is not None and contents.hold(trusted):
+        return None
     kinds: set[Any] = set()
     for part in modules_in(root):
         kind: Any = stock_class(type(part))
@@ -163,18 +219,20 @@ def foreign_part(root: nn.Module, trusted: frozenset[Any]) -> nn.Module | None:
             kinds.add(kind)
         if not trusted.issuperset(_replacements(part)) or (part is not root and is_watched(part)):
             return part
+    if contents is not None:
+        contents.take(root, trusted)
     return None
 
 
 def is_stock(module: nn.Module) -> bool:
-    """Whether a module computes what its class did when it was defined, so that ours may do it instead."""
+    """Whether a module still computes what its class defined, so that our code may replace it."""
     known, foreign = kinds_in(module)
     is_own = not foreign and foreign_part(module, known) is None
     return is_own and not is_watched(module) and has_stock_attention(module)
 
 
 def has_stock_attention(module: nn.Module) -> bool:
-    """Whether the functions by which a model of Transformers attends are its own."""
+    """Whether a model uses Transformers' own attention functions."""
     file = stock_file(module)
     functions: Any = getattr(file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
     found = (getattr(file, "eager_attention_forward", None), functions.get("eager"), functions.get("sdpa"))

@@ -1,4 +1,4 @@
-"""The mode in which copies of a user's model run: in float32, and nothing is written to parameters that they share."""
+"""Run copies of a user's model in float32, without writes to the parameters that they share."""
 
 from contextlib import suppress
 from typing import Any, Self
@@ -21,7 +21,7 @@ class WriteError(ValueError):
 
 
 class Guard(DispatchMode):
-    """Operations of this thread that would change a parameter of a model are refused before they begin.
+    """Refuses operations of this thread that would change a parameter of a model.
 
     Writes by NumPy or by others' kernels are not seen. A parameter that is given other memory (`weight.data = …`) gets
     back what it had.
@@ -84,14 +84,14 @@ class Guard(DispatchMode):
         return func(*given[0], **given[1])
 
     def _name_of(self, value: torch.Tensor) -> str:
-        """Of the parameter with the memory of a tensor; "" for none."""
+        """Return the name of the parameter that shares a tensor's memory; "" for none."""
         with suppress(NotImplementedError, RuntimeError):
             return self.names.get(value.untyped_storage().data_ptr(), "")
         return ""
 
 
 def widen(part: Any) -> None:
-    """Give a part of a copy weights and buffers in float32."""
+    """Cast weights and buffers of a part of a copy to float32."""
     for own in (part._parameters, part._buffers):
         halves = {name: each for name, each in own.items() if each is not None and each.dtype in HALF}
         for name, each in halves.items():
@@ -102,7 +102,7 @@ def widen(part: Any) -> None:
 
 
 def in_float32(value: torch.Tensor) -> torch.Tensor:
-    """A tensor; one in half precision in float32."""
+    """Return a tensor; in float32 if it has half precision."""
     return value.float() if value.dtype in HALF else value
 
 

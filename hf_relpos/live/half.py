@@ -30,7 +30,7 @@ SLOW = "gradients, autocast and training are in half precision, which is slow he
 
 
 class Table(nn.Embedding):
-    """Embeddings of words in half precision, of which a call reads few rows."""
+    """Word embeddings in half precision, of which a call reads few rows."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The rows in float32."""
@@ -38,13 +38,13 @@ class Table(nn.Embedding):
 
 
 def tables_of(encoder: Any) -> set[torch.Tensor]:
-    """Embeddings of words, which the copy shares."""
+    """Return the word embeddings, which the copy shares."""
     words = vocabulary_of(encoder)
     return {each.weight for each in modules_in(encoder) if type(each) is nn.Embedding and each.num_embeddings == words}
 
 
 def half_of(encoder: nn.Module) -> torch.dtype | None:
-    """The half precision of an encoder that a copy can serve; None for others, and with adapters or code of others."""
+    """Return the half precision of an encoder that a float32 copy can serve; None with adapters or unknown code."""
     (known, foreign), parameters = kinds_in(encoder), [*encoder.parameters()]
     is_known = not foreign and {kind.__module__.partition(".")[0] for kind in known} <= {OURS, "torch", "transformers"}
     is_plain = all(type(each) is nn.Parameter and each.device.type == "cpu" for each in parameters)
@@ -57,7 +57,7 @@ def _contents(part: nn.Module) -> tuple[Any, ...]:
 
 
 class Copy:
-    """An encoder in float32, and what the one in half precision held when it was made.
+    """A float32 copy of an encoder, and the weights that the encoder had when it was made.
 
     Attributes:
         dtype: of the encoder; None if it cannot be served.
@@ -78,7 +78,7 @@ class Copy:
             widen(own)
 
     def holds_for(self, encoder: Any) -> bool:
-        """Whether the encoder is as it was."""
+        """Whether the encoder has not changed since."""
         now = [*map(_contents, modules_in(encoder))]
         pairs = zip(now, self.parts, strict=False)
         alike = (len(each) == len(before) and all(map(operator.is_, each, before)) for each, before in pairs)
@@ -86,7 +86,7 @@ class Copy:
 
 
 class Twin:
-    """Of an encoder, its copy in float32; copies and pickles of the encoder begin with none."""
+    """Holds the float32 copy of an encoder; copies and pickles of the encoder start without one."""
 
     copy: Copy | None = None
 
@@ -109,7 +109,7 @@ class Twin:
 
 
 def against_float32(call: EncoderCall) -> str:
-    """Why a call of an encoder in half precision is computed in that; "" for no reason."""
+    """Return why a call stays in half precision; "" if it does not."""
     given = [each for each in call.given.values() if isinstance(each, torch.Tensor)]
     may_learn = torch.is_grad_enabled() and has_gradients(*given, *call.encoder.parameters())
     is_other = torch.is_autocast_enabled("cpu") or is_transformed()

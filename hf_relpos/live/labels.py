@@ -1,4 +1,4 @@
-"""Heads whose loss reads padding that has labels: calls with such labels keep their padding."""
+"""Keep padding in calls with labels at padding, for heads whose loss includes them."""
 
 import itertools
 from collections.abc import Iterator, Set
@@ -18,7 +18,7 @@ _keeps_padding: ContextVar[bool] = ContextVar("_keeps_padding", default=False)
 
 
 def are_read(real: torch.Tensor) -> torch.Tensor:
-    """Positions whose labels ask for states at padding, (B, L): padding, and what decoders predict from it.
+    """Return the positions (B, L) whose labels need states at padding: padding, and what decoders predict from it.
 
     Args:
         real: (B, L), True for tokens.
@@ -28,7 +28,7 @@ def are_read(real: torch.Tensor) -> torch.Tensor:
 
 
 def keep_labelled_padding(head: Any, forward: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a head, in whose calls with labels at padding nothing is taken out."""
+    """Forward of a head that keeps padding in calls with labels there."""
     if is_traced():
         return forward(*args, **kwargs)
     given = dict(zip(parameters_of(type(head).forward)[0], args, strict=False)) | kwargs
@@ -51,7 +51,7 @@ def keeps_padding() -> bool:
 
 
 def labels_of(head: Any) -> list[str]:
-    """Names of the arguments of a head that may be labels: those that mean nothing to an encoder."""
+    """Return the arguments of a head that may be labels: those that an encoder does not have."""
     return [name for name in parameters_of(type(head).forward)[0] if name not in {*FAMILIAR, *OTHERS, *NUMBERS}]
 
 

@@ -1,4 +1,4 @@
-"""Accelerated MPNet: the stock classes with the bias by offset, (H, 2L − 1), instead of (B, H, L, L)."""
+"""Accelerated MPNet: Transformers' classes with a bias by offset, (H, 2L − 1), instead of (B, H, L, L)."""
 
 from functools import partial
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import UnpaddedBatch, take_batch
-from .attention import BatchAsMask, BatchAttention, attend_to_batch, offsets_in, split_heads
+from ..attention.unpadding import Batch, take_batch
+from .attention import BatchAsMask, BatchAttention, attend_to_batch, split_heads
 
 
 class Stack(BatchAsMask):
@@ -20,7 +20,7 @@ class Stack(BatchAsMask):
         batch = take_batch()
         if batch is None:
             return super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
-        offsets = offsets_in(batch, x).offsets(x.device)
+        offsets = batch.groups[0].context.offsets(x.device)
         bucket = self.relative_position_bucket(offsets, num_buckets=num_buckets)
         return self.relative_attention_bias(bucket).transpose(0, 1)
 
@@ -29,10 +29,10 @@ class SelfAttention(BatchAttention):
     """MPNet's self-attention with our backends."""
 
     def attend(
-        self: Any, states: torch.Tensor, batch: UnpaddedBatch, position_bias: torch.Tensor, *args: Any, **kwargs: Any
+        self: Any, states: torch.Tensor, batch: Batch, position_bias: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor]:
         """As stock."""
-        terms = Terms(bias=(toeplitz_table(position_bias, offsets_in(batch, states)),))
+        terms = Terms(bias=(toeplitz_table(position_bias, batch.groups[0].context),))
         vectors = [projection(states) for projection in (self.q, self.k, self.v)]
         heads_of = partial(split_heads, self.num_attention_heads)
         return (self.o(attend_to_batch(self, batch, vectors, heads_of, terms)),)

@@ -1,4 +1,4 @@
-"""Encoders whose attention this package computes itself, and the parts of theirs that get methods for it."""
+"""Encoders whose attention this package computes, and the parts that are replaced for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def _file(model: str) -> str:
 
 @dataclass(frozen=True)
 class OwnParts:
-    """What is replaced in an encoder of Transformers.
+    """The parts of an encoder of Transformers that are replaced.
 
     Attributes:
         model: folder in `transformers.models`.
@@ -40,19 +40,19 @@ class OwnParts:
     serves_short: bool = False
 
     def fits(self, encoder: nn.Module) -> bool:
-        """Whether an encoder is one of that file, with that attention."""
+        """Whether an encoder is of this architecture, with this attention."""
         is_there = type(encoder).__module__ == _file(self.model) and self.attention_in(encoder)
         return bool(is_there) and has_stock_attention(encoder)
 
     def give(self, encoder: nn.Module) -> None:
-        """Give the parts of an encoder our methods, in place."""
+        """Replace the parts of an encoder in place."""
         for part in modules_in(encoder):
             kind = type(part)
             if kind.__module__ == _file(self.model) and kind.__name__ in self.methods:
                 part.__class__ = substitute_class(kind, self.methods[kind.__name__])
 
     def attention_in(self, encoder: nn.Module) -> list[nn.Module]:
-        """The attention modules of an encoder."""
+        """Return the attention modules of an encoder."""
         name = next(iter(self.methods))
         return [part for part in modules_in(encoder) if stock_class(type(part)).__name__ == name]
 
@@ -60,20 +60,18 @@ class OwnParts:
 DEBERTA_V2 = {"DisentangledSelfAttention": deberta.SelfAttention, "DebertaV2Encoder": deberta.Stack}
 DEBERTA_V1 = {"DisentangledSelfAttention": deberta.FirstSelfAttention, "DebertaEncoder": deberta.Stack}
 DEBERTA_EFFECT = "attention is faster, in memory linear in the length"
-MPNET = {"MPNetSelfAttention": mpnet.SelfAttention, "MPNetEncoder": mpnet.Stack}
 ROFORMER = {
     "RoFormerSelfAttention": roformer.SelfAttention,
     "RoFormerEncoder": BatchAsMask,
     "RoFormerSinusoidalPositionalEmbedding": roformer.Sinusoids,
 }
-XLNET = {"XLNetRelativeAttention": xlnet.RelativeAttention, "XLNetModel": xlnet.Model}
 XLNET_EFFECT = "attention is faster from 512 tokens, as fast below, in the memory of a few L × L matrices less"
 OWN = (
     OwnParts("deberta_v2", DEBERTA_V2, DEBERTA_EFFECT, serves_short=True),
     OwnParts("deberta", DEBERTA_V1, DEBERTA_EFFECT, serves_short=True),
-    OwnParts("mpnet", MPNET),
+    OwnParts("mpnet", {"MPNetSelfAttention": mpnet.SelfAttention, "MPNetEncoder": mpnet.Stack}),
     OwnParts("roformer", ROFORMER),
-    OwnParts("xlnet", XLNET, XLNET_EFFECT),
+    OwnParts("xlnet", {"XLNetRelativeAttention": xlnet.RelativeAttention, "XLNetModel": xlnet.Model}, XLNET_EFFECT),
     OwnParts("t5", {"T5Attention": t5.ByOffset}, level="contract"),
     OwnParts("mt5", {"MT5Attention": t5.ByOffset}, level="contract"),
     OwnParts("umt5", {"UMT5Attention": t5.ByOffset}, level="contract"),
@@ -81,7 +79,7 @@ OWN = (
 
 
 def own_parts(encoder: nn.Module) -> OwnParts | None:
-    """The parts for an encoder; None if there are none."""
+    """Return the parts to replace in an encoder; None if there are none."""
     return next((each for each in OWN if each.fits(encoder)), None)
 
 
@@ -90,7 +88,7 @@ SPEECH = {"Wav2Vec2BertSelfAttention": "wav2vec2_bert", "SeamlessM4Tv2ConformerS
 
 
 def give_speech(root: nn.Module) -> int:
-    """Give speech encoders' relative attention our methods, in place; returns to how many modules."""
+    """Replace relative attention of speech encoders in place; return the number of modules."""
     found = [
         part
         for part in root.modules()

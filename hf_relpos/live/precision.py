@@ -1,4 +1,4 @@
-"""Which precision the linear layers of a live model multiply in, and which of them do harm in int8."""
+"""Choose the dtype of linear layers, and find those that int8 harms."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ TAKEN = f"; taken, the fastest with a mean cosine of {LEAST_COSINE} or more"
 
 
 class Candidate(NamedTuple):
-    """A precision, as a copy of the model has it.
+    """A dtype of linear layers, tried on a copy of the model.
 
     Attributes:
         precision: "float32", "bfloat16" or "int8".
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 
 def candidate(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) -> Candidate:
-    """Measure a precision of linear layers on a copy of the model; in int8 of those whose products do no harm."""
+    """Measure a dtype of linear layers on a copy of the model; for int8, of the layers that it does not harm."""
     model = shadow(comparison.model)
     copies = dict(zip(comparison.model.modules(), model.modules(), strict=True))
     names = {module: name for name, module in comparison.model.named_modules()}
@@ -60,7 +60,7 @@ def candidate(comparison: Comparison, layers: Sequence[nn.Linear], precision: st
 
 
 def choose(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) -> Candidate:
-    """The precision that is asked for; for "auto" the fastest one whose rows agree."""
+    """Return the requested dtype; for "auto" the fastest one whose outputs agree."""
     if precision != "auto":
         return candidate(comparison, layers, precision)
     names = ["float32", "bfloat16", *(["int8"] if int8_rates().is_faster else [])]
@@ -76,7 +76,7 @@ def choose(comparison: Comparison, layers: Sequence[nn.Linear], precision: str) 
 
 
 def _errors(comparison: Comparison, model: nn.Module, layers: Sequence[Any]) -> dict[Any, float]:
-    """The error of each layer of a copy alone in int8, as a share of the norm of its output."""
+    """Return the int8 error of each layer by itself, relative to the norm of its output."""
     errors: dict[Any, float] = {}
 
     def compare(layer: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:

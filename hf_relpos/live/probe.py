@@ -1,4 +1,4 @@
-"""Rows of random tokens for an encoder, and the comparison of its outputs."""
+"""Probe batches: sequences of random tokens for an encoder, and the comparison of its outputs."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from .guard import Guard
 from .shadow import shadow
 
 
-# Arguments that ask for keys and values, or XLNet's memory. The code of others may not look at the configuration.
+# Arguments that ask for keys and values, or XLNet's memory. The third-party code may not look at the configuration.
 MEMORIES = ("use_cache", "use_mems")
 # Where padding stands.
 SIDES: tuple[str, ...] = ("right", "left")
@@ -24,7 +24,7 @@ TOLERANCE, TOLERANCE_OF_HALF = 1e-5, 3e-2
 
 
 class Probe:
-    """Rows of random tokens for an encoder.
+    """A padded batch of random tokens for an encoder.
 
     Attributes:
         ids: (B, L).
@@ -74,7 +74,7 @@ class Probe:
     def agreement(
         self, model: Any, expected: dict[str, Any], *inputs: Any, everywhere: bool = False, own_dtype: bool = False
     ) -> tuple[tuple[str, ...], float]:
-        """The sides on which the outputs of a model are those that are expected.
+        """Return the padding sides on which the outputs match.
 
         Args:
             everywhere: at padding, too.
@@ -85,7 +85,7 @@ class Probe:
         """
         try:
             worst = differences(outputs_of(model, *inputs, own_dtype=own_dtype), expected, self.real | everywhere)
-        except Exception:  # of the code of others, which may expect what the model no longer gives
+        except Exception:  # of third-party code, which may expect what the model no longer gives
             return (), float("inf")
         by_side = {side: float(worst[at :: len(self.sides)].max()) for at, side in enumerate(self.sides)}
         tolerance = TOLERANCE_OF_HALF if own_dtype else TOLERANCE
@@ -94,7 +94,7 @@ class Probe:
 
 
 def vocabulary_of(encoder: Any) -> int:
-    """How many tokens an encoder knows; of a module that does not say so, by its first table of embeddings.
+    """Return the vocabulary size of an encoder, from its configuration or its first embedding table.
 
     Raises:
         StopIteration: if it has none.
@@ -109,7 +109,7 @@ def vocabulary_of(encoder: Any) -> int:
 
 
 def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
-    """Ids of the padding token: of the configuration, and of the tokenizer that came with the model, if any.
+    """Return the pad token ids of the configuration and of the tokenizer that came with the model.
 
     Where neither names one, those that people take in its place: zero, and the end of a text.
     """
@@ -124,7 +124,7 @@ def padding_tokens(tokenizer: Any, encoder: Any) -> tuple[int, ...]:
 def outputs_of(
     model: Any, inputs: dict[str, Any], *args: Any, seed: int | None = None, own_dtype: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Tensors of what a copy of a model returns, by names; of one in half precision in float32.
+    """Return the output tensors of a copy of a model by name; in float32 for half precision.
 
     Args:
         seed: for other random numbers than a call without a seed draws.
@@ -146,7 +146,7 @@ def outputs_of(
 
 
 def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of what a model returns, with names."""
+    """Return the tensors in the outputs of a model, with names."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping | tuple | list):
@@ -155,7 +155,7 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any], real: torch.Tensor) -> torch.Tensor:
-    """The largest difference in each row as a share of the largest value, (B,); infinite where outputs are others.
+    """Return the largest relative difference of each sequence, (B,); infinite for outputs of other shapes or names.
 
     Tensors (B, L, …) are compared at tokens, all others as a whole.
     """
@@ -179,7 +179,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any], real: torch.Ten
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """Return a shadow in training mode with dropout 0."""
+    """Return a weight-sharing copy in training mode with dropout 0."""
     made: nn.Module = shadow(model).train()
     for part in modules_in(made):
         if isinstance(part, nn.modules.dropout._DropoutNd):

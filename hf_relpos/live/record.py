@@ -1,4 +1,4 @@
-"""What became of the calls of optimized encoders: how many by each level, and why others were left to Transformers."""
+"""Record how the calls of optimized encoders were computed: by level, and why others fell back to Transformers."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call of an encoder gets.
+    """How one call of an encoder was computed.
 
     Attributes:
         encoder: name of its class.
@@ -42,6 +42,7 @@ class Answer:
         reasons: why padding stays, or why Transformers computes it.
         attention: who computes it, in words.
         products: of linear layers.
+        joined: how many calls of as many threads were computed together; 0 for one by itself.
     """
 
     encoder: str
@@ -52,10 +53,12 @@ class Answer:
     reasons: tuple[Reason, ...] = ()
     attention: tuple[str, ...] = ()
     products: str = ""
+    joined: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.encoder}: level {self.level}, {self.computed} of {self.given} tokens are computed"]
         lines[0] += f"; attention: {', '.join(self.attention)}" if self.attention else ""
+        lines[0] += f"; in {self.joined} calls of as many threads" if self.joined else ""
         lines += [f"  {reason.text}" for reason in self.reasons]
         return "\n".join([*lines, *([f"  products: {self.products}"] if self.products else [])])
 
@@ -70,6 +73,7 @@ class Counts:
         computed: tokens that were computed.
         real: tokens that the masks show.
         left: how many calls kept their padding, or were left to Transformers, by reason.
+        joined: how many calls were computed together with others, by the number of these calls.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -77,6 +81,7 @@ class Counts:
     computed: int = 0
     real: int = 0
     left: Counter[str] = field(default_factory=Counter)
+    joined: Counter[int] = field(default_factory=Counter)
 
     @property
     def padding_computed(self) -> float:
@@ -85,31 +90,34 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        return {**vars(self), "calls": dict(self.calls), "left": dict(self.left)}
+        return {**vars(self), "calls": dict(self.calls), "left": dict(self.left), "joined": dict(self.joined)}
 
     def __str__(self) -> str:
         calls = ", ".join(f"{count} by {level}" for level, count in self.calls.most_common())
         lines = [f"calls: {calls or 'none'}; {self.computed} of {self.given} tokens computed"]
+        if joined := self.joined.total():
+            batches = sum(count // size for size, count in self.joined.items())
+            lines[0] += f"; {joined} calls joined to {batches}"
         return "\n".join([*lines, *(f"  {count} ×: {reason}" for reason, count in self.left.most_common())])
 
 
-_watched: ContextVar[list[Answer] | None] = ContextVar("watched", default=None)
-_attention: ContextVar[dict[str, None] | None] = ContextVar("attention", default=None)
+# Answers that somebody waits for, and names of what computed the attention of the call that runs, in order.
+_watched: ContextVar[tuple[list[Answer], dict[str, None]] | None] = ContextVar("watched", default=None)
 
 
 def note_attention(name: str) -> None:
     """Note who computes attention, if somebody wants to know."""
-    if (noted := _attention.get()) is not None:
-        noted[name] = None
+    if (watched := _watched.get()) is not None:
+        watched[1][name] = None
 
 
 def is_watching() -> bool:
-    """Whether somebody wants to know what calls of this thread get."""
+    """Whether calls of this thread are watched."""
     return _watched.get() is not None
 
 
 class Record:
-    """Of the encoders that one call of `optimize` changed.
+    """Counts calls of the encoders that one call of `optimize` changed.
 
     It knows which threads are inside a call of theirs, so that `undo` lets calls in flight end right. Calls that begin
     while `undo` waits begin after it.
@@ -122,7 +130,7 @@ class Record:
         """
         self.counts, self.verified = Counts(), verified
         self._renew()
-        _records.add(self)
+        renew_in_child(self)
 
     def _renew(self) -> None:
         self.changed = threading.Condition()
@@ -141,13 +149,14 @@ class Record:
         Args:
             is_loud: whether its reason is a warning.
         """
-        watched, noted = _watched.get(), _attention.get()
-        if watched is not None and noted is not None:
-            watched.append(replace(answer, attention=tuple(noted)))
-            noted.clear()
+        if (watched := _watched.get()) is not None:
+            answers, names = watched
+            answers.append(replace(answer, attention=tuple(names)))
+            names.clear()
         with self.changed:
             counts, reason = self.counts, next(iter(answer.reasons), None)
-            counts.calls[answer.level] += 1
+            counts.calls[answer.level] += answer.joined or 1
+            counts.joined.update(answer.joined * [answer.joined])
             counts.given += answer.given
             counts.computed += answer.computed
             counts.real += answer.real
@@ -159,7 +168,7 @@ class Record:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """A call of this thread."""
+        """Mark a call of this thread."""
         thread = threading.get_ident()
         with self.changed:
             if thread not in self.depths:
@@ -176,7 +185,7 @@ class Record:
 
     @contextmanager
     def none(self) -> Iterator[None]:
-        """No other thread is inside a call; those that were have ended theirs."""
+        """Wait until no other thread is inside a call, and keep others out."""
         thread = threading.get_ident()
         with self.changed:
             self.changed.wait_for(lambda: self.changing in (None, thread))
@@ -192,22 +201,31 @@ class Record:
 
 @contextmanager
 def watching() -> Iterator[list[Answer]]:
-    """What calls of this thread get, while the context lasts."""
+    """Collect how calls of this thread are computed, within the context."""
     found: list[Answer] = []
-    tokens = _watched.set(found), _attention.set({})
+    token = _watched.set((found, {}))
     try:
         yield found
     finally:
-        _watched.reset(tokens[0])
-        _attention.reset(tokens[1])
+        _watched.reset(token)
 
 
-_records: weakref.WeakSet[Record] = weakref.WeakSet()
+def tell(answer: Answer) -> None:
+    """Tell this thread what a call of it got that another thread has computed."""
+    if (watched := _watched.get()) is not None:
+        watched[0].append(answer)
+
+
+_renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def renew_in_child(holder: Any) -> None:
+    """Let an object have its `_renew` called in a forked process, for locks of threads that are not there."""
+    _renewed.add(holder)
 
 
 def _renew_all() -> None:
-    """In a forked process: locks of threads that are not there."""
-    for each in list(_records):
+    for each in list(_renewed):
         each._renew()
 
 

@@ -1,11 +1,11 @@
-"""Accelerated RoFormer: the stock function rotates queries and keys, and the rest is attention without terms."""
+"""Accelerated RoFormer: Transformers rotates queries and keys; the rest is attention without terms."""
 
 from typing import Any
 
 import torch
 
 from ..attention.formula import Terms
-from ..attention.unpadding import UnpaddedBatch, take_batch
+from ..attention.unpadding import Batch, take_batch
 from .attention import BatchAttention, attend_to_batch, split_heads
 
 
@@ -23,7 +23,7 @@ class SelfAttention(BatchAttention):
     """RoFormer's self-attention in an encoder."""
 
     def attend(
-        self: Any, states: torch.Tensor, batch: UnpaddedBatch, sinusoidal_pos: Any = None, *args: Any, **kwargs: Any
+        self: Any, states: torch.Tensor, batch: Batch, sinusoidal_pos: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
         """As stock, without attention weights."""
 

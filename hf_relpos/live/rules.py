@@ -1,4 +1,4 @@
-"""Why a call is computed by Transformers, or keeps its padding: each reason with its sentence in docs/live.md.
+"""Reasons why a call falls back to Transformers or keeps its padding, each with its sentence in docs/live.md.
 
 A rule looks at a call, and says what speaks against it with the numbers of that call and a remedy, or "". The list of
 docs/live.md is made of `docs`.
@@ -13,14 +13,13 @@ import torch
 from ..host.transformers import collects_outputs
 from .arguments import FAMILIAR, OTHERS
 from .call import EncoderCall
-from .foreign import foreign_part, has_stock_attention
 from .labels import keeps_padding
 from .record import Reason
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason.
+    """A reason to fall back, and the test for it.
 
     Attributes:
         docs: when it applies, in a sentence.
@@ -32,7 +31,7 @@ class Rule:
 
 
 def reasons(rules: Iterable[Rule], call: EncoderCall) -> Iterator[Reason]:
-    """What speaks against a call, in the order of the rules, as far as somebody asks."""
+    """Yield the reasons that apply to a call, in the order of the rules."""
     return (Reason(rule.docs, text) for rule in rules if (text := rule.reason(call)))
 
 
@@ -41,70 +40,58 @@ def _named(names: Iterable[str]) -> str:
 
 
 def _tokens(call: EncoderCall) -> str:
-    return "" if call.tokens is not None else "it has not one tensor input_ids or inputs_embeds with tokens"
+    return "" if call.tokens is not None else "it has no tokens: give one tensor, input_ids or inputs_embeds"
 
 
 def _mask(call: EncoderCall) -> str:
     mask = call.given.get("attention_mask")
     if call.tokens is None or call.real is None:
         shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        return "" if call.tokens is None else f"its mask is {shape}, and not {call.shape} for batch and length"
+        return "" if call.tokens is None else f"its mask is {shape}, and not {call.shape} (batch, length)"
     if mask is None or mask.dtype == torch.bool or bool((mask[call.real] == 1).all()):
         return ""
-    return "its mask has other numbers than 0 and 1, which some encoders multiply by: give attention_mask != 0"
+    return "its mask has values other than 0 and 1, which some encoders multiply by: pass attention_mask != 0"
 
 
 def _other_arguments(call: EncoderCall) -> str:
     names = [name for name in OTHERS if call.given.get(name) is not None]
-    return f"it has {_named(names)}, by which a row reads more than its own tokens" if names else ""
+    return f"it has {_named(names)}, so a sequence attends to more than its own tokens" if names else ""
 
 
 def _weights(call: EncoderCall) -> str:
     if call.wants("output_attentions"):
-        return "it asks for attention weights, of which only Transformers' own attention has all"
-    return "somebody collects the outputs of layers" if collects_outputs() else ""
+        return "it asks for attention weights, which only Transformers' attention returns in full"
+    return "the outputs of layers are being collected" if collects_outputs() else ""
 
 
 def _chunks(call: EncoderCall) -> str:
     return "chunk_size_feed_forward is set: set it to 0" if call.wants("chunk_size_feed_forward") else ""
 
 
-def _changed(call: EncoderCall) -> str:
-    """Code of others that has come into the encoder."""
-    trusted = call.setup.trusted
-    if trusted is None:
-        return ""
-    if call.setup.own is not None and not has_stock_attention(call.encoder):
-        return "the attention function of Transformers was replaced after optimize"
-    part = foreign_part(call.encoder, trusted)
-    if part is None:
-        return ""
-    return f"{type(part).__name__} inside has hooks, or was replaced or changed after optimize: call optimize again"
-
-
-# For these a call is Transformers' own.
+# For these a call falls back to Transformers.
 CALL = (
-    Rule("The call has neither tokens nor embeddings, or both, or tensors without contents.", _tokens),
-    Rule("The mask is not (batch, length), or has other numbers than 0 and 1.", _mask),
-    Rule(
-        "It has a cache, an encoder's states, a head mask, or an earlier memory of XLNet (`mems`).", _other_arguments
-    ),
+    Rule("It has neither `input_ids` nor `inputs_embeds`, or both, or meta tensors.", _tokens),
+    Rule("The mask is not (batch, length), or has values other than 0 and 1.", _mask),
+    Rule("It has a cache, encoder states, a head mask, or XLNet's memory (`mems`).", _other_arguments),
     Rule("It asks for attention weights.", _weights),
     Rule("`chunk_size_feed_forward` is set.", _chunks),
 )
 # The same, asked last, since it looks at each module.
-CODE = Rule("Somebody has put a hook, a module, a forward or an attention function into the encoder.", _changed)
+CODE = Rule(
+    "A hook, module, forward or attention function was added to the encoder after `optimize`.",
+    lambda call: call.changed,
+)
 
 
 def _few(call: EncoderCall) -> str:
     if call.hidden >= call.setup.fewest or call.is_windowed:
         return ""
     count = f"{call.hidden} padding tokens" if call.hidden else "no padding"
-    return f"it has {count}; from {call.setup.fewest} on it is worth taking them out"
+    return f"it has {count}; unpadding starts at {call.setup.fewest}"
 
 
 def returns_cache(call: EncoderCall) -> str:
-    """Why later calls may read what a call returns."""
+    """Why later calls may read what a call returns, as a cache."""
     if "use_mems" in call.names and call.wants("use_mems"):
         return "it returns XLNet's memory: pass use_mems=False"
     if call.setup.returns_cache and call.wants("use_cache"):
@@ -115,24 +102,24 @@ def returns_cache(call: EncoderCall) -> str:
 def _states(call: EncoderCall) -> str:
     if not call.setup.keeps_states or not call.wants("output_hidden_states"):
         return ""
-    return "it asks for hidden states, which the program may read at padding: padding='zeros' takes it out"
+    return "it asks for hidden states, which the program may read at padding: pass unpad=True if it does not"
 
 
 def _labels(call: EncoderCall) -> str:
     is_read = keeps_padding()
-    return "it has labels at padding, which are in the loss: give -100 there, if they are not to be" if is_read else ""
+    return "it has labels at padding, which are part of the loss: set them to -100 if not wanted" if is_read else ""
 
 
 def _trains(call: EncoderCall) -> str:
     is_barred = call.encoder.training and not call.setup.trains
-    return "in training its rows depend on each other or on padding" if is_barred else ""
+    return "in training its sequences depend on each other or on padding" if is_barred else ""
 
 
 def _unfamiliar(call: EncoderCall) -> str:
     names = [name for name in call.given.keys() - FAMILIAR if call.given[name] is not None]
     if not call.setup.is_foreign or not names:
         return ""
-    return f"code of others gets {_named(sorted(names))}, by which it may read padding"
+    return f"third-party code gets {_named(sorted(names))}, by which it may read padding"
 
 
 def _length(call: EncoderCall) -> str:
@@ -140,8 +127,8 @@ def _length(call: EncoderCall) -> str:
     if limit is None:
         return ""
     if call.shape[1] >= limit:
-        return f"its length {call.shape[1]} changes what the encoder computes, from {limit} on"
-    return "it has position ids, and rotations that depend on the length" if _given(call, "position_ids") else ""
+        return f"from {limit} tokens on the length changes what the encoder computes; it has {call.shape[1]}"
+    return "it has position ids, and RoPE scaling depends on the length" if _given(call, "position_ids") else ""
 
 
 def _given(call: EncoderCall, name: str) -> bool:
@@ -149,33 +136,33 @@ def _given(call: EncoderCall, name: str) -> bool:
 
 
 def _documents(call: EncoderCall) -> str:
-    """Transformers takes position ids that begin again for documents, if there is no mask."""
+    """Position ids that restart are documents in Transformers, if there is no mask."""
     positions: Any = call.given.get("position_ids")
     if not call.is_windowed or _given(call, "attention_mask") or not isinstance(positions, torch.Tensor):
         return ""
     is_plain = positions.dim() == 2 and bool((positions.diff(dim=1) == 1).all())
-    return "" if is_plain else "its position ids begin again, without a mask: rows hold several documents"
+    return "" if is_plain else "its position ids restart, without a mask: sequences hold several documents"
 
 
 def _ids(call: EncoderCall) -> str:
     if not call.other_ids:
         return ""
     if not _given(call, "input_ids"):
-        return "it has embeddings, of which nobody knows who reads hidden ones: pass padding='mask' if nobody does"
+        return "it has inputs_embeds, so masked positions may be read: pass unpad='attention_mask' if they are not"
     return (
-        f"{call.other_ids} of {call.hidden} hidden positions have other ids than the padding token "
-        f"{' or '.join(map(str, call.setup.pads))}: pass padding='mask' to optimize if nobody reads them"
+        f"{call.other_ids} of {call.hidden} masked positions have a token other than the pad token "
+        f"{' or '.join(map(str, call.setup.pads))}: pass unpad='attention_mask' to optimize if they are not read"
     )
 
 
 def _shapes(call: EncoderCall) -> str:
     if call.tokens is None or not call.not_understood:
         return ""
-    return f"{_named(call.not_understood)} has entries neither for tokens nor for rows"
+    return f"{_named(call.not_understood)} has entries neither for tokens nor for sequences"
 
 
 def _empty(call: EncoderCall) -> str:
-    return "a row has no token" if call.has_empty_row else ""
+    return "a sequence has no token" if call.has_empty_row else ""
 
 
 def _side(call: EncoderCall) -> str:
@@ -183,26 +170,26 @@ def _side(call: EncoderCall) -> str:
     if not others:
         return ""
     if not call.setup.sides:
-        return "its padding stays: optimize was told so, or somebody around the encoder reads it"
-    return f"it has padding on the {others.pop()}, where the encoder or somebody around it reads it"
+        return "its padding is kept: unpad=False, or the model around the encoder depends on padding"
+    return f"it has padding on the {others.pop()}, on which the encoder or the model around it depends"
 
 
 # For these it keeps its padding; attention of this package may compute it all the same.
 PADDING = (
     Rule("The batch has fewer than 16 padding tokens.", _few),
     Rule("It returns keys and values, or XLNet's memory: pass `use_cache=False` or `use_mems=False`.", returns_cache),
-    Rule('It asks for hidden states, under `padding="auto"`.', _states),
-    Rule("Its labels at padding are not -100, and the head around the encoder has them in its loss.", _labels),
-    Rule("Code of others reads other rows or padding in training.", _trains),
-    Rule("Code of others gets an argument besides tokens, mask, positions, token types and switches.", _unfamiliar),
+    Rule('It asks for hidden states, with `unpad="auto"`.', _states),
+    Rule("Labels at padding are not -100, and the loss of the model's head includes them.", _labels),
+    Rule("Third-party code mixes sequences or reads padding in training.", _trains),
+    Rule("Third-party code gets an argument besides tokens, mask, positions, token types and flags.", _unfamiliar),
     Rule(
-        "The batch is so long that rotations (`dynamic`, `longrope`) depend on its length, or that keys are chosen by "
-        "score or at random (DeepSeek V3.2, Doge, BigBird).",
+        "The batch is so long that RoPE scaling (`dynamic`, `longrope`) or the choice of keys (DeepSeek V3.2, Doge, "
+        "BigBird) depends on its length.",
         _length,
     ),
-    Rule("Rows of many windows hold several documents, by position ids that begin again.", _documents),
-    Rule("A hidden position has another id than the padding token.", _ids),
-    Rule("An argument has entries neither for tokens nor for rows.", _shapes),
-    Rule("A row has no token.", _empty),
-    Rule("Padding is on a side where somebody around the encoder reads it.", _side),
+    Rule("Position ids restart (several documents), and local layers are computed by window.", _documents),
+    Rule("A masked position has a token other than the pad token.", _ids),
+    Rule("An argument has entries neither for tokens nor for sequences.", _shapes),
+    Rule("A sequence has no token.", _empty),
+    Rule("The model around the encoder depends on padding on that side.", _side),
 )

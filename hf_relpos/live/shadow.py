@@ -1,4 +1,4 @@
-"""Copies of models to measure on, which other threads and the model itself see nothing of."""
+"""Weight-sharing copies of models to measure on, without effects on the model or other threads."""
 
 import copy
 import itertools
@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from .foreign import is_watched, modules_in
+from .foreign import HOOKS, is_watched, modules_in
 
 
 # Fields of a configuration that ask for keys and values, or XLNet's memory.
 MEMORY_FIELDS = ("use_cache", "use_mems_eval", "use_mems_train")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Kinds of values that a forward may write to; parameters are not copied.
 WRITABLE = (torch.Tensor, dict, list, set, deque)
 
 
 def shadow(root: nn.Module, has_memory: bool = True) -> Any:
-    """A copy of a module in evaluation that shares its parameters, with other tensors and configurations of its own.
+    """Return a copy of a module in evaluation mode that shares its parameters and nothing else.
 
     Args:
         has_memory: whether its models may return keys and values, or XLNet's memory; calls that do keep their padding.
@@ -31,7 +30,7 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
     files = {type(module).__module__ for module in modules_in(root)} - {"torch._dynamo.eval_frame"}
 
     def own_of(value: Any) -> Any:
-        """A copy of what a forward may write to: tensors that are no parameters, and containers, in depth.
+        """Copy what a forward may write to: tensors other than parameters, and containers, recursively.
 
         Also of modules that are no submodules, their methods, and plain objects of classes from the models' files.
         """
@@ -88,7 +87,7 @@ def shadow(root: nn.Module, has_memory: bool = True) -> Any:
 
 
 def first_layers(root: nn.Module) -> Any:
-    """A shadow with the first layers of each stack alone, up to the first of each kind, and at least two."""
+    """Return such a copy with the first layers of each stack only: one of each kind, at least two."""
     made = shadow(root, has_memory=False)
     for part in list(modules_in(made)):
         if isinstance(part, nn.ModuleList):

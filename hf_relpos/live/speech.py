@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from ..attention.context import AttentionContext
 from ..attention.formula import Terms
 from ..attention.masks import is_visible
+from ..attention.unpadding import RowGroup
 from ..host.tracing import has_contents
 from ..host.transformers import collects_outputs
 from ..schemes.scheme import clipped_table
@@ -51,7 +53,8 @@ def attend_by_offset(
     projections = (self.linear_q, self.linear_k, self.linear_v)
     query, key, value = split_heads(self.num_heads, *(each(hidden_states) for each in projections))
     terms = Terms(query_table=(clipped_table(table.to(query.dtype), -left, right, "clip"),))
-    out = attend_as_stock(self, query, key, value, terms, mask, rate_of(self.dropout))
+    group = RowGroup(AttentionContext(length, length), mask)
+    out = attend_as_stock(self, query, key, value, terms, group, rate_of(self.dropout))
     return self.linear_out(out), None
 
 

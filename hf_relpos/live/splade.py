@@ -1,4 +1,4 @@
-"""The vocabulary head of SPLADE: products of real tokens only, and no tensor of tokens × vocabulary.
+"""Vocabulary head of SPLADE for real tokens only, without a tensor of tokens × vocabulary.
 
 SPLADE takes the maximum over tokens of log(1 + relu(logit)) (Formal et al. 2021, arXiv 2109.10086, eq. 6). These
 functions are monotone, so that the maximum is taken before them, of a few tokens at a time.
@@ -55,7 +55,7 @@ class Logits(torch.Tensor):
             return linear(rows, self.layer.weight, self.layer.bias, self.layer)
 
     def computed(self) -> torch.Tensor:
-        """The plain tensor; the same one in every call."""
+        """Return the plain tensor, the same one in every call."""
         if self.whole is None:
             self.whole = self.product(self.states)
         return self.whole
@@ -75,7 +75,7 @@ class Logits(torch.Tensor):
         return func(*args, **kwargs)
 
     def maxima(self, real: torch.Tensor) -> torch.Tensor:
-        """The largest logits of the tokens of each row, (B, V); zeros for rows without a token.
+        """Return the largest logits over the tokens of each sequence, (B, V); zeros without tokens.
 
         Args:
             real: whether a position is a token, (B, L), bool.
@@ -103,7 +103,7 @@ class VocabularyHead(FastLinear):
 
 
 def pool_maxima(pooling: Any, forward: Any, features: dict[str, Any]) -> Any:
-    """The forward of a pooling by maximum, which gets the maxima of `Logits`."""
+    """Forward of a max pooling that takes the maxima of `Logits`."""
     logits, mask = features["token_embeddings"], features.get("attention_mask")
     if (
         type(logits) is not Logits
@@ -119,7 +119,7 @@ def pool_maxima(pooling: Any, forward: Any, features: dict[str, Any]) -> Any:
 
 
 def take_maxima_first(root: nn.Module) -> bool:
-    """Change poolings by maximum and the vocabulary heads that they read; returns whether there were both."""
+    """Replace max poolings and their vocabulary heads; return whether there were both."""
     modules: list[Any] = list(root.modules())
     kinds = {each for each in map(type, modules) if (each.__module__, each.__qualname__) == POOLING}
     poolings = [each for each in modules if type(each) in kinds and not hasattr(each, MADE_OF)]

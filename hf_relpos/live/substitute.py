@@ -1,4 +1,4 @@
-"""Subclasses of other people's classes, with methods of this package before theirs.
+"""Subclass patches: subclasses of third-party classes, with methods of this package first.
 
 They have the name, module and signature of the class that they are made of, for saved files, copies and pickles.
 """
@@ -15,7 +15,7 @@ MADE_OF = "hf_relpos_made_of"  # of a substitute: the class of others, and the c
 
 
 def substitute_class(kind: Any, change: Any) -> Any:
-    """The subclass of a class, which may be a substitute itself, with a change.
+    """Return a subclass of a class, which may be such a subclass itself, with a change.
 
     Args:
         change: a class whose methods are first looked for; or a function in place of the forward, of the module, the
@@ -61,17 +61,17 @@ def _substitute(kind: Any, change: Any) -> Any:
 
 
 def _again(made_of: tuple[Any, ...], build: Any, *arguments: Any) -> Any:
-    """A copy as its own class builds it, with the class that it had."""
+    """Rebuild a copy by its own class, then give it the class that it had."""
     made = build(*arguments)
     made.__class__ = functools.reduce(substitute_class, made_of[1:], made_of[0])
     return made
 
 
 def stock_class(kind: Any) -> Any:
-    """The class that a substitute was made of; any other class as it is."""
+    """Return the class that a subclass patch was made of; any other class as it is."""
     return vars(kind).get(MADE_OF, (kind,))[0]
 
 
 def stock_file(module: nn.Module) -> Any:
-    """The Python module with the class of a module, as others have written it."""
+    """Return the Python module that defines the class of a module."""
     return sys.modules[stock_class(type(module)).__module__]

@@ -2,19 +2,18 @@
 
 from typing import Any
 
-from ..attention.unpadding import running, take_batch
-from .contract import GroupMask
+from ..attention.unpadding import Batch, running, take_batch
 
 
 class ByOffset:
     """Attention of each of them."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As stock; the batch of the mask runs here, since gradient checkpointing calls layers in the backward."""
+        """As stock; the batch runs here, since gradient checkpointing calls layers in the backward."""
         mask = kwargs.get("mask", kwargs.get("attention_mask"))
-        if not isinstance(mask, GroupMask):
+        if not isinstance(mask, Batch):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        with running(mask.batch):
+        with running(mask):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     def compute_bias(self, query_length: int, key_length: int, *args: Any, **kwargs: Any) -> Any:

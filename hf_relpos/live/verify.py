@@ -1,4 +1,4 @@
-"""The first call of each kind, computed both ways on the caller's own batch.
+"""Compute the first call of each kind both ways, on the caller's own batch.
 
 The probe of `optimize` has a few short rows of random tokens. What they cannot show, a caller's own batch shows at
 once: masks made of an argument, windows and blocks longer than the probe, keys that are chosen from some length on. So
@@ -32,7 +32,7 @@ LONGEST = 2**62  # of a kind whose lengths are alike
 
 
 def check_when(verify: str) -> int:
-    """After how many calls of a kind one is computed both ways again; 0 for never again, −1 for not at all.
+    """Return after how many calls of a kind one is checked again; 0 for never again, −1 for no checks.
 
     Raises:
         ValueError: for anything but "first call", "load", "always" and "every N".
@@ -46,17 +46,17 @@ def check_when(verify: str) -> int:
 
 
 class DifferenceError(MismatchError):
-    """A level computes other outputs than Transformers in calls of this kind."""
+    """Outputs of a level differ from Transformers' in calls of this kind."""
 
 
 class Verified:
-    """Which kinds of calls were computed both ways."""
+    """Keeps which kinds of calls were checked."""
 
     def __init__(self, verify: str) -> None:
         """
         Args:
-            verify: "first call" of each kind; "load" for none but those of code of others at new lengths; "always"; or
-                "every N" calls of a kind.
+            verify: "first call" of each kind; "load" for none but those of third-party code at new lengths; "always";
+                or "every N" calls of a kind.
 
         Raises:
             ValueError: for anything else.
@@ -71,7 +71,7 @@ class Verified:
         return Verified, (self.verify,)
 
     def outputs(self, call: EncoderCall, level: Level) -> Any:
-        """The outputs of a level; those of Transformers if the call is computed both ways.
+        """Return the outputs of a level, or those of Transformers if the call is checked.
 
         Raises:
             DifferenceError: if such calls are known to differ.
@@ -81,7 +81,7 @@ class Verified:
         if is_left_out and not self.wrong:
             return level.run(call)
         kind, length = kind_of(call, level), call.shape[1]
-        place = level.name if is_foreign else kind  # code of others that differs may do so in other calls, too
+        place = level.name if is_foreign else kind  # third-party code that differs may do so in other calls, too
         first, how = self.wrong.get(place, (length + 1, ""))
         if length >= first:
             raise DifferenceError(how)
@@ -108,7 +108,7 @@ class Verified:
         return level.run(call)
 
     def give_up(self, call: EncoderCall, level: Level, how: str) -> None:
-        """Leave calls of this kind to Transformers, after it has computed one that the level did not."""
+        """Leave calls of this kind to Transformers, after a level failed on one."""
         with self.lock:
             self.wrong[level.name if call.setup.is_foreign else kind_of(call, level)] = (0, how)
 
@@ -120,7 +120,7 @@ class Verified:
             return length > max(self.right.get(kind, 0), checked)
 
     def _compared(self, call: EncoderCall, level: Level) -> tuple[Any, float]:
-        """Transformers' outputs, and how many times as far as rounding those of the level are from them."""
+        """Return Transformers' outputs, and the difference of the level's in units of rounding."""
         is_foreign = call.setup.is_foreign
         ours, theirs = (_of_copy(call) if is_foreign else call for _ in range(2))
         found = expected = None
@@ -128,7 +128,7 @@ class Verified:
             with Guard(ours.encoder, own_dtype=True), torch.no_grad(), torch.random.fork_rng(devices=[]):
                 found = level.run(ours)
                 expected = theirs.forward(**theirs.given) if is_foreign else None
-        except Exception as error:  # of code of others, which Transformers' own call may raise, too
+        except Exception as error:  # of third-party code, which Transformers' own call may raise, too
             logger.info("%s: level %s raised %s: %s", _name(call), level.name, type(error).__name__, error)
         if not is_foreign:
             expected = call.forward(**call.given)
@@ -139,7 +139,7 @@ class Verified:
 
 
 def _of_copy(call: EncoderCall) -> EncoderCall:
-    """A call of a copy in evaluation, since code of others may have a state.
+    """Call a copy in evaluation mode, because third-party code may have state.
 
     No row is as long as the batch, since some rotations keep the tables of the longest input that they have seen.
     """
@@ -160,7 +160,7 @@ def _name(call: EncoderCall) -> str:
 
 
 def kind_of(call: EncoderCall, level: Level) -> Any:
-    """What calls have in common that are computed alike."""
+    """Return a key that calls share if they are computed alike."""
     sorts = []
     for name, value in sorted(call.given.items()):
         is_tensor = isinstance(value, torch.Tensor)
@@ -173,13 +173,13 @@ def kind_of(call: EncoderCall, level: Level) -> Any:
 
 
 def describe(call: EncoderCall) -> str:
-    """A kind of calls, in words."""
+    """Describe a kind of calls in words."""
     sides = f", padding on the {' and '.join(sorted(call.sides))}" if call.sides else ""
     return f"{', '.join(sorted(call.given))}; {call.shape[0]} × {call.shape[1]} tokens{sides}"
 
 
 def has_draws(encoder: Any) -> bool:
-    """Whether a part of an encoder in evaluation is in training, so that outputs may be random."""
+    """Whether a part of an encoder in evaluation mode is in training mode, so that outputs may be random."""
     return not encoder.training and any(part.training for part in modules_in(encoder))
 
 
@@ -192,7 +192,7 @@ def is_exact(encoder: Any) -> bool:
 
 
 def apart(found: dict[str, Any], expected: dict[str, Any], real: torch.Tensor, exact: bool) -> float:
-    """How many times as far as rounding outputs are from those expected, at tokens; infinite where they are others."""
+    """Return the difference of outputs at tokens in units of rounding; infinite for other shapes or names."""
     if exact:
         return float(differences(found, expected, real).max()) / ROUNDING
     if found.keys() != expected.keys() or any(found[name].shape != want.shape for name, want in expected.items()):

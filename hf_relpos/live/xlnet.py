@@ -9,10 +9,10 @@ from torch import nn
 
 from ..attention.context import AttentionContext
 from ..attention.formula import Terms, toeplitz_table
-from ..attention.unpadding import UnpaddedBatch, take_batch
+from ..attention.unpadding import Batch, take_batch
 from ..products.cpu_gemm import linear
 from .arguments import wants
-from .attention import attend_to_batch, offsets_in, split_heads
+from .attention import attend_to_batch, split_heads
 from .substitute import stock_file
 
 
@@ -25,9 +25,9 @@ class Model:
         if batch is None:
             return super().forward(*args, **given)  # type: ignore[misc]
         group = batch.groups[0]
-        if group.visible is not None and group.positions is None:  # padding that stays sees its own key
-            own_keys = torch.eye(group.length, dtype=torch.bool, device=group.visible.device)
-            batch = replace(batch, groups=(replace(group, visible=group.visible | own_keys),))
+        if batch.indices is None and group.mask is not None:  # padding that stays sees its own key
+            own_keys = torch.eye(group.length, dtype=torch.bool, device=group.mask.device)
+            batch = replace(batch, groups=(replace(group, mask=group.mask | own_keys),))
         vectors: Any = given.get("inputs_embeds")
         tokens: Any = given.get("input_ids")
         states = self.dropout(self.word_embedding(tokens) if vectors is None else vectors)
@@ -56,7 +56,7 @@ class RelativeAttention:
         self: Any,
         h: torch.Tensor,
         g: torch.Tensor | None,
-        attn_mask_h: torch.Tensor | UnpaddedBatch | None,
+        attn_mask_h: torch.Tensor | Batch | None,
         attn_mask_g: torch.Tensor | None,
         r: torch.Tensor,
         seg_mat: torch.Tensor | None,
@@ -72,12 +72,12 @@ class RelativeAttention:
             r: (2·L, 1, D), of the longest row.
             seg_mat: (1, T or B, L, S), one-hot; None if all tokens have the same type.
         """
-        if not isinstance(attn_mask_h, UnpaddedBatch):
+        if not isinstance(attn_mask_h, Batch):
             return super().forward(h, g, attn_mask_h, attn_mask_g, r, seg_mat, *args, **kwargs)  # type: ignore[misc]
         query, key, value = (
             projected(h, weight).unflatten(-1, (self.n_head, -1)) for weight in (self.q, self.k, self.v)
         )
-        terms = self.terms(offsets_in(attn_mask_h, h), r)
+        terms = self.terms(attn_mask_h.groups[0].context, r)
         if seg_mat is not None:
             kinds = seg_mat[:, :, None]  # (1, T, 1, S)
             # the term of a key of another segment, less that of the same segment, before the scale, (1, T, H, 1)
@@ -110,5 +110,5 @@ class RelativeAttention:
 
 
 def projected(vectors: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Vectors, (…, D), times a weight of stock's, (D, H, d): (…, H·d)."""
+    """Multiply vectors, (…, D), by a weight of Transformers' module, (D, H, d): (…, H·d)."""
     return linear(vectors, weight.flatten(1).t())

@@ -1,1 +1,1 @@
-"""Whether a loaded model holds what its checkpoint does, and buffers that its loader left without contents."""
+"""Verify loaded weights against the checkpoint's files, and initialise buffers that the loader left uninitialised."""

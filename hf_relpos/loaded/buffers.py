@@ -1,4 +1,4 @@
-"""Find and fill buffers that were left uninitialised: `unfilled_buffers`, `fill_buffers`.
+"""Find and initialise buffers that were left uninitialised: `uninitialized_buffers`, `initialize_buffers`.
 
 Transformers 5 builds a model on the meta device, and then gives every buffer that is in no checkpoint new memory, with
 whatever it held (`PreTrainedModel._move_missing_keys_from_meta_to_device`). Its own classes fill such buffers again.
@@ -7,8 +7,8 @@ index out of bounds, NaN, or wrong outputs without a message. So does any class,
 builds on the meta device and gives memory with `to_empty`, as for FSDP. Here the class is built once more, with memory
 for its buffers alone, and each buffer is compared with what it should hold.
 
-A buffer that differs may also have been changed on purpose. `fill_buffers` writes only to one that still holds the
-former contents of the memory: while this package is imported, a hook notes what each buffer held when it was
+A buffer that differs may also have been changed on purpose. `initialize_buffers` writes only to one that still holds
+the former contents of the memory: while this package is imported, a hook notes what each buffer held when it was
 allocated, and its name then, or that it was built on the meta device (`host.loader.note_allocation`).
 """
 
@@ -42,7 +42,7 @@ class Difference(NamedTuple):
         module: module of the buffer.
         attribute: its name there.
         right: what it should hold; None if nobody can know.
-        left: why `fill_buffers` leaves it; empty if it fills it.
+        left: why `initialize_buffers` leaves it; empty if it fills it.
     """
 
     module: nn.Module
@@ -51,8 +51,8 @@ class Difference(NamedTuple):
     left: str
 
 
-def unfilled_buffers(model: Any) -> dict[str, torch.Tensor | None]:
-    """Buffers of a model that do not hold what its code computes for them.
+def uninitialized_buffers(model: Any) -> dict[str, torch.Tensor | None]:
+    """Return the buffers of a model that do not hold what its code computes for them.
 
     The class is built once more from the configuration that the model was loaded with. Its parameters are never
     written to, so that this takes no second copy of the weights. Left out are buffers in the checkpoint and those that
@@ -76,36 +76,34 @@ def unfilled_buffers(model: Any) -> dict[str, torch.Tensor | None]:
     ```python
     >>> import hf_relpos  # before the load, so that it sees what buffers hold
     >>> model = AutoModel.from_pretrained("some/remote-code", trust_remote_code=True)
-    >>> list(hf_relpos.unfilled_buffers(model))
+    >>> list(hf_relpos.uninitialized_buffers(model))
     ['encoder.layers.0.attn.rotary_emb.inv_freq']
     ```
     """
     return {name: found.right for name, found in find_differences(model).items()}
 
 
-def fill_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
-    """Give the buffers that a load or `to_empty` has left uninitialised what the model's code computes, in place.
+def initialize_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
+    """Initialise, in place, the buffers that a load or `to_empty` has left uninitialised.
 
     A buffer that somebody may have changed on purpose, or that cannot be judged, is left as it is, and a warning
     names it. Import hf_relpos before the model is built: else all are left.
 
     Args:
-        model: as of `unfilled_buffers`.
+        model: as of `uninitialized_buffers`.
         force: names of buffers to fill whoever has written to them.
 
     Returns:
         Names of the buffers that were filled; empty for a sound model, which is unchanged.
 
     Raises:
-        TypeError, ValueError: as of `unfilled_buffers`; a ValueError for a name in `force` that is not there, or whose
-            contents nobody can know. Nothing is changed then.
+        TypeError, ValueError: as of `uninitialized_buffers`; a ValueError for a name in `force` that is not there, or
+            whose contents nobody can know. Nothing is changed then.
     """
     found = find_differences(model)
     for name in force:
         if name not in found and not isinstance(_value(module_of(model), name), torch.Tensor):
-            raise ValueError(
-                f"force = {name!r}: there is no such buffer; those that differ: {', '.join(found) or 'none'}"
-            )
+            raise ValueError(f"force = {name!r}: no such buffer; those that differ: {', '.join(found) or 'none'}")
         if name in found and found[name].right is None:
             raise ValueError(f"force = {name!r}: {found[name].left}; set it yourself")
     filled = [name for name, each in found.items() if not each.left or name in force]
@@ -115,12 +113,11 @@ def fill_buffers(model: Any, force: Collection[str] = ()) -> list[str]:
     if left := {name: each for name, each in found.items() if name not in filled}:
         reasons = "; ".join(f"{name} ({each.left})" for name, each in left.items())
         forced = [name for name, each in left.items() if each.right is not None]
-        remedy = f"; fill_buffers(model, force={forced}) overwrites what their code computes anew" if forced else ""
-        warnings.warn(
-            f"left as they are, although not known to be those of a new {type(model).__name__}: {reasons}. If that "
-            f"is not on purpose, load the model again, and fill its buffers before the first call{remedy}",
-            stacklevel=2,
-        )
+        kept = f"left as they are, although not known to be those of a new {type(model).__name__}: {reasons}"
+        remedy = "load the model again, and fill its buffers before the first call"
+        if forced:
+            remedy += f"; initialize_buffers(model, force={forced}) overwrites what their code computes anew"
+        warnings.warn(f"{kept}. If that is not on purpose, {remedy}", stacklevel=2)
     return filled
 
 
@@ -135,10 +132,10 @@ def _fill(found: Difference) -> None:
 
 
 def find_differences(model: Any) -> dict[str, Difference]:
-    """`unfilled_buffers` with the reason why each is left.
+    """`uninitialized_buffers` with the reason why each is left.
 
     Raises:
-        TypeError, ValueError: as `unfilled_buffers`.
+        TypeError, ValueError: as `uninitialized_buffers`.
     """
     return {f"{prefix}{name}": found for prefix, inner in models_in(model) for name, found in _differences_in(inner)}
 
@@ -151,9 +148,7 @@ def module_of(model: Any) -> nn.Module:
     """
     root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(root, nn.Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}; give a torch.nn.Module, or a pipeline that has one as its `model`"
-        )
+        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module, or a pipeline that has one")
     return root
 
 
@@ -268,9 +263,7 @@ def _builds(kind: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.
     return [*builds, _build(kind, config, default)]
 
 
-def _build(
-    kind: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype, seed: int = 0
-) -> PreTrainedModel:
+def _build(kind: Any, config: PreTrainedConfig, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
     """A model with its buffers as its code computes them, and parameters without values.
 
     Raises:
@@ -283,12 +276,12 @@ def _build(
         torch.set_default_dtype(dtype)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), _parameters_on_meta(), torch.no_grad():
             torch.manual_seed(seed)
-            return kind(config)
+            model: PreTrainedModel = kind(config)
+            return model
     except Exception as error:  # whatever the code of others raises
-        raise ValueError(
-            f"{kind.__name__} cannot be built from its configuration alone ({type(error).__name__}: {error}), so that "
-            "nobody knows what its buffers should hold; load it with the Transformers that its code was written for"
-        ) from error
+        reason = f"cannot be built from its configuration alone ({type(error).__name__}: {error})"
+        remedy = "load it with the Transformers that its code was written for"
+        raise ValueError(f"{kind.__name__} {reason}, so its buffers cannot be checked; {remedy}") from error
     finally:
         torch.set_default_dtype(default)
 

@@ -1,4 +1,4 @@
-"""Whether a loaded model holds what its checkpoint does: `check_loaded`."""
+"""Verify a loaded model against its checkpoint: `verify_weights`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from ..deprecation import rename_arguments
 from ..families.registry import resemblance
-from .buffers import fill_buffers, find_differences, initialised_by_stock, models_in
+from .buffers import find_differences, initialised_by_stock, initialize_buffers, models_in
 from .stored import find_weights, stored_tensors
 
 
@@ -21,7 +22,7 @@ class Finding(NamedTuple):
 
     Attributes:
         cause: what happened to it.
-        remedy: the line that mends it.
+        remedy: what repairs it.
     """
 
     cause: str
@@ -31,56 +32,56 @@ class Finding(NamedTuple):
         return f"{self.cause}; {self.remedy}"
 
 
-def check_loaded(model: Any, source: Any = None, mend: bool = False) -> dict[str, Finding]:
+@rename_arguments(mend=("repair", {}))
+def verify_weights(model: Any, source: Any = None, repair: bool = False) -> dict[str, Finding]:
     """Compare each parameter and buffer of a model with the checkpoint that it was loaded from.
 
     Call it right after a load. Transformers reports missing and unexpected tensors only, and not those that it leaves
     uninitialised or that `_init_weights` of remote code overwrites. The files are read tensor by tensor, renamed and
     converted as by Transformers' loader, so that this takes no second copy of the weights. A cast of the weights is no
-    difference. Buffers that are in no file are compared with those of a new model, as by `unfilled_buffers`.
+    difference. Buffers that are in no file are compared with those of a new model, as by `uninitialized_buffers`.
 
     Args:
         model: a PreTrainedModel, or a module or pipeline with one inside, such as a SentenceTransformer.
         source: folder, safetensors file or Hub repository of the weights, which is looked for in the cache alone; by
             default where the model says that it comes from.
-        mend: copy what differs from the file, which undoes any training, and fill uninitialised buffers.
+        repair: copy what differs from the file, which undoes any training, and fill uninitialised buffers.
 
     Returns:
         Cause and remedy by the name of each tensor that is not the checkpoint's, and of tensors in the file that have
-        no place in a part of the model; what is left after mending. Empty for a sound model.
+        no place in a part of the model; what is left after a repair. Empty for a sound model.
 
     Raises:
         TypeError: if there is no PreTrainedModel in `model`.
         ValueError: for a model without safetensors to compare with, for one with adapters or quantised weights, and as
-            `unfilled_buffers`.
+            `uninitialized_buffers`.
 
     Example:
 
     ```python
     >>> model = AutoModel.from_pretrained("some/remote-code", trust_remote_code=True)
-    >>> for name, finding in hf_relpos.check_loaded(model).items():
+    >>> for name, finding in hf_relpos.verify_weights(model).items():
     ...     print(name, finding)
-    rotary.inv_freq left uninitialised by Transformers 5; hf_relpos.fill_buffers(model)
+    rotary.inv_freq left uninitialised by a load or `to_empty`; hf_relpos.initialize_buffers(model)
     ```
     """
     found: dict[str, Finding] = {}
     for prefix, inner in models_in(model):
-        found |= {f"{prefix}{name}": finding for name, finding in _weights(inner, source, mend)}
-    if mend:
-        fill_buffers(model)
+        found |= {f"{prefix}{name}": finding for name, finding in _weights(inner, source, repair)}
+    if repair:
+        initialize_buffers(model)
     for name, each in find_differences(model).items():
         if not each.left:
-            found[name] = Finding(
-                "left uninitialised by Transformers 5 or `to_empty`", "hf_relpos.fill_buffers(model)"
-            )
+            found[name] = Finding("left uninitialised by a load or `to_empty`", "hf_relpos.initialize_buffers(model)")
         elif each.right is None:
             found[name] = Finding(each.left, "set it yourself")
         else:
-            found[name] = Finding(f"other than in a new model: {each.left}", f"fill_buffers(model, force=[{name!r}])")
+            remedy = f"initialize_buffers(model, force=[{name!r}])"
+            found[name] = Finding(f"other than in a new model: {each.left}", remedy)
     return found
 
 
-def _weights(model: PreTrainedModel, source: Any, mend: bool) -> Iterator[tuple[str, Finding]]:
+def _weights(model: PreTrainedModel, source: Any, repair: bool) -> Iterator[tuple[str, Finding]]:
     """What is the matter with the tensors in a model's state dict."""
     config, state = model.config, model.state_dict(keep_vars=True)
     kind, name_or_path = type(model).__name__, str(source or model.name_or_path)
@@ -102,14 +103,14 @@ def _weights(model: PreTrainedModel, source: Any, mend: bool) -> Iterator[tuple[
                 yield name, Finding("without contents, or not on this machine", "load the model without a device_map")
             elif _is_same(now, value):
                 continue
-            elif mend:
+            elif repair:
                 with torch.no_grad():
                     now.copy_(value)
             elif stocks.get(name.rpartition(".")[0], stocks[""]):
-                yield name, Finding("changed since it was loaded", "hf_relpos.check_loaded(model, mend=True)")
+                yield name, Finding("changed since it was loaded", "hf_relpos.verify_weights(model, repair=True)")
             else:
                 cause = f"overwritten by `_init_weights` of {kind} after it was loaded, or changed since"
-                yield name, Finding(cause, "hf_relpos.check_loaded(model, mend=True)")
+                yield name, Finding(cause, "hf_relpos.verify_weights(model, repair=True)")
     saved = " or ".join(getattr(config, "architectures", None) or ("the class that was saved",))
     remedy = f"load {saved}"
     if getattr(config, "auto_map", None) and stocks[""]:
@@ -149,9 +150,8 @@ def _missing(model: PreTrainedModel, given: set[int], stocks: dict[str, bool]) -
     """Names of the parameters that no file gives, without those that a class of Transformers computes."""
     ignored = "|".join(model._keys_to_ignore_on_load_missing or [])
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in given and not (
-            ignored and stocks[name.rpartition(".")[0]] and re.search(ignored, name)
-        ):
+        is_computed = ignored and stocks[name.rpartition(".")[0]] and re.search(ignored, name)
+        if id(parameter) not in given and not is_computed:
             yield name
 
 

@@ -1,4 +1,4 @@
-"""The tensors of the checkpoint that a live model was loaded from, one after the other, under the model's names."""
+"""Read the tensors of the checkpoint that a model was loaded from, one by one, under the model's names."""
 
 import os
 from collections.abc import Iterator
@@ -29,10 +29,8 @@ def find_weights(model: PreTrainedModel, source: Any = None) -> list[str]:
     folder = weights_here(os.path.expanduser(place), {"revision": revision}) if place else None
     files = weight_files(folder) if folder else []
     if not files:
-        raise ValueError(
-            f"{place or type(model).__name__}: no safetensors to compare the model with; give source, the folder or "
-            "file that it was loaded from"
-        )
+        remedy = "give source, the folder or file that it was loaded from"
+        raise ValueError(f"{place or type(model).__name__}: no safetensors to compare the model with; {remedy}")
     return files
 
 

@@ -70,29 +70,18 @@ BACKEND = Rule(
     lambda value: value is None or isinstance(value, str | Mapping), "the name of an attention backend, or None"
 )
 
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "conv_groups")
 # Fields of the class. Their types are checked before, by the annotations.
 FIELDS: dict[str, Rule] = {
-    "vocab_size": integer(1),
-    "hidden_size": integer(1),
+    **dict.fromkeys(SIZES, integer(1)),
+    **dict.fromkeys(("embedding_size", "attention_window"), integer(1, optional=True)),
+    **dict.fromkeys(("type_vocab_size", "conv_kernel_size", "memory_length", "chunk_size_feed_forward"), integer(0)),
     "num_hidden_layers": integer(0, MAX_LAYERS),
-    "intermediate_size": integer(1),
-    "max_position_embeddings": integer(1),
-    "type_vocab_size": integer(0),
-    "conv_kernel_size": integer(0),
-    "conv_groups": integer(1),
-    "conv_act": ACTIVATION,
-    "embedding_size": integer(1, optional=True),
-    "attention_window": integer(1, optional=True),
-    "memory_length": integer(0),
-    "chunk_size_feed_forward": integer(0),
-    "hidden_dropout_prob": number(0, 1),
-    "attention_probs_dropout_prob": number(0, 1),
-    "pooler_dropout": number(0, 1),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout"), number(0, 1)),
     "classifier_dropout": number(0, 1, optional=True),
     "initializer_range": number(0, MAX_INITIALIZER_RANGE),
     "layer_norm_eps": number(0, 1),
-    "hidden_act": ACTIVATION,
-    "pooler_hidden_act": ACTIVATION,
+    **dict.fromkeys(("hidden_act", "pooler_hidden_act", "conv_act"), ACTIVATION),
     "embedding_projection": one_of("after_norm", "before_norm"),
     "attention_biases": Rule(
         lambda value: value is None or set(value) <= set(PROJECTIONS),
@@ -100,10 +89,7 @@ FIELDS: dict[str, Rule] = {
     ),
     "feed_forward_type": one_of(*FEED_FORWARD_TYPES),
     "global_tokens": Rule(
-        lambda value: (
-            value is None
-            or (len(value) <= MAX_GLOBAL_TOKENS and all(integer(0).accepts(position) for position in value))
-        ),
+        lambda value: value is None or (len(value) <= MAX_GLOBAL_TOKENS and all(map(integer(0).accepts, value))),
         f"at most {MAX_GLOBAL_TOKENS:,} positions, integers from 0 to {MAX_COUNT:,}, or None",
     ),
     "architectures": NAMES,
@@ -119,9 +105,7 @@ ARGUMENTS: dict[str, Rule] = {
     "num_labels": integer(0),
     "torch_dtype": DTYPE,
     "attention_temperature": Rule(lambda value: value in (None, "none"), "'none'; commit c4f20b3 has others"),
-    "attn_implementation": BACKEND,
-    "_attn_implementation": BACKEND,
-    "experts_implementation": BACKEND,
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "experts_implementation"), BACKEND),
 }
 
 
@@ -134,10 +118,8 @@ def without_kernels(fields: Mapping[str, Any], where: Any) -> dict[str, Any]:
     for name, value in fields.items():
         given = value.values() if isinstance(value, Mapping) else [value]
         if ARGUMENTS.get(name) is BACKEND and any("/" in each for each in given if isinstance(each, str)):
-            logger.warning(
-                f"{where}: {name} = {value!r} is ignored, because it would download and run code; if you trust it, "
-                f"pass attn_implementation={value!r}"
-            )
+            ignored = f"{where}: {name} = {value!r} is ignored, because it would download and run code"
+            logger.warning(f"{ignored}; if you trust it, pass attn_implementation={value!r}")
         else:
             kept[name] = value
     return kept
@@ -158,18 +140,18 @@ def check_rules(rules: Mapping[str, Rule], values: Iterable[tuple[str, Any]]) ->
             raise ValueError(f"{name} = {reprlib.repr(value)}: give {rule.help}")
 
 
+def _listed(config: Any, *fields: str) -> str:
+    return ", ".join(f"{name} = {getattr(config, name)}" for name in fields)
+
+
 def check_settings(config: Any) -> None:
     """Raise a ValueError if the settings of a RelPosBertConfig are invalid or do not fit together."""
     if config.num_attention_heads < 1 or config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"hidden_size = {config.hidden_size} is not a multiple of num_attention_heads = "
-            f"{config.num_attention_heads}; choose a number of heads that divides it"
-        )
+        sizes = _listed(config, "hidden_size", "num_attention_heads")
+        raise ValueError(f"{sizes}: the size is not a multiple of the number of heads; give one that divides it")
     if config.global_tokens is not None and config.attention_window is None:
-        raise ValueError(
-            f"global_tokens = {config.global_tokens} requires attention_window, which is None; set it, or leave "
-            "global_tokens out"
-        )
+        fields = _listed(config, "global_tokens", "attention_window")
+        raise ValueError(f"{fields}: global tokens require a window; set it, or leave global_tokens out")
     _check_position_scheme(config)
     check_memory_settings(config)
     _check_convolution(config)
@@ -180,10 +162,8 @@ def check_fields(config: Any) -> None:
     check_rules(FIELDS, ((name, getattr(config, name)) for name in FIELDS))
     # some configurations have −1; BERT's embeddings count negative ids from the end
     if config.pad_token_id is not None and not -config.vocab_size <= config.pad_token_id < config.vocab_size:
-        raise ValueError(
-            f"pad_token_id = {config.pad_token_id} is outside of the vocabulary (vocab_size = {config.vocab_size}); "
-            "give a token id, or None"
-        )
+        ids = _listed(config, "pad_token_id", "vocab_size")
+        raise ValueError(f"{ids}: the id is outside of the vocabulary; give a token id, or None")
     if config.add_cross_attention and not config.is_decoder:
         raise ValueError("add_cross_attention = True requires is_decoder = True; set it, or leave cross-attention out")
 
@@ -212,16 +192,12 @@ def check_memory_settings(config: Any) -> None:
         reason = scheme.memory_unsupported_reason(settings)
         if reason is not None:
             capable = [s.name for s in SCHEMES.values() if s.memory_unsupported_reason(s.defaults()) is None]
-            raise ValueError(
-                f"memory_length = {config.memory_length}: the position scheme {scheme.name!r} does not support a "
-                f"memory: {reason}. Schemes that support one: {', '.join(capable)}"
-            )
+            known = f"{scheme.name!r} does not support a memory: {reason}. Schemes that do: {', '.join(capable)}"
+            raise ValueError(f"memory_length = {config.memory_length}: the position scheme {known}")
     if config.attention_window is not None and config.global_tokens != []:
-        raise ValueError(
-            f"memory_length = {config.memory_length} with attention_window = {config.attention_window} and "
-            f"global_tokens = {config.global_tokens}: a memory does not store global tokens of earlier segments; set "
-            "global_tokens=[], or leave the window out"
-        )
+        fields = _listed(config, "memory_length", "attention_window", "global_tokens")
+        remedy = "set global_tokens=[], or leave the window out"
+        raise ValueError(f"{fields}: a memory stores no global tokens of earlier segments; {remedy}")
 
 
 def _check_convolution(config: Any) -> None:
@@ -231,14 +207,11 @@ def _check_convolution(config: Any) -> None:
     if config.conv_kernel_size % 2 == 0:
         raise ValueError(f"conv_kernel_size = {config.conv_kernel_size} is not odd; give an odd number, or 0 for none")
     if config.hidden_size % config.conv_groups:
-        raise ValueError(
-            f"conv_groups = {config.conv_groups} does not divide hidden_size = {config.hidden_size}; give a divisor"
-        )
+        sizes = _listed(config, "conv_groups", "hidden_size")
+        raise ValueError(f"{sizes}: the groups do not divide the size; give a divisor")
     if config.is_decoder or config.memory_length:
-        raise ValueError(
-            f"conv_kernel_size = {config.conv_kernel_size} with is_decoder = {config.is_decoder} and memory_length = "
-            f"{config.memory_length}: the convolution is for encoders without a memory; set conv_kernel_size=0"
-        )
+        fields = _listed(config, "conv_kernel_size", "is_decoder", "memory_length")
+        raise ValueError(f"{fields}: a convolution is for encoders without a memory; set conv_kernel_size=0")
 
 
 # Arguments of `forward`: kinds, dtypes and shapes, never the contents of tensors on a device; not in graphs.
@@ -274,10 +247,8 @@ def check_inputs(
     else:
         check_tensor("inputs_embeds", tokens, VECTORS)
         if tokens.dim() != 3 or not tokens.numel() or tokens.shape[2] != config.input_size:
-            raise ValueError(
-                f"inputs_embeds has shape {tuple(tokens.shape)}; give (batch, length, {config.input_size}), "
-                "the width of the word embeddings, with batch and length at least 1"
-            )
+            wanted = f"(batch, length, {config.input_size}), the width of the word embeddings"
+            raise ValueError(f"inputs_embeds has shape {tuple(tokens.shape)}; give {wanted}, all at least 1")
     batch, length = tokens.shape[:2]
     if token_type_ids is not None:
         check_tensor("token_type_ids", token_type_ids)
@@ -297,9 +268,7 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> Non
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {shape[0]} rows of {shape[1]} tokens need {shape}")
 
 
-def _check_mask(
-    config: PreTrainedConfig, dtype: torch.dtype, mask: Any, batch: int, length: int, has_cache: bool
-) -> None:
+def _check_mask(config: Any, dtype: torch.dtype, mask: Any, batch: int, length: int, has_cache: bool) -> None:
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"attention_mask is a {type(mask).__name__}; give a tensor, or None")
     keys = mask.shape[-1] if has_cache and mask.dim() else length
@@ -307,12 +276,9 @@ def _check_mask(
     known = ((1, batch), (1, config.num_attention_heads), (1, length), (keys,)) if prepared else ((batch,), (keys,))
     fits = mask.dim() == len(known) and all(size in sizes for size, sizes in zip(mask.shape, known, strict=True))
     if not fits:
-        raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)}; {batch} rows of {length} tokens need ({batch}, {keys}), "
-            f"nonzero for tokens, or, prepared, ({batch}, 1, {length}, {keys})"
-        )
+        needs = f"({batch}, {keys}), nonzero for tokens, or, prepared, ({batch}, 1, {length}, {keys})"
+        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}; {batch} rows of {length} tokens need {needs}")
     if prepared and mask.dtype not in (torch.bool, torch.float32, dtype):
-        raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)} and dtype {mask.dtype}; a prepared mask is boolean, True: "
-            f"may attend, or is added to the scores, in float32 or the dtype of the model, {dtype}"
-        )
+        kinds = f"boolean, True: may attend, or is added to the scores, in float32 or the model's {dtype}"
+        found = f"shape {tuple(mask.shape)} and dtype {mask.dtype}"
+        raise ValueError(f"attention_mask has {found}; a prepared mask is {kinds}")

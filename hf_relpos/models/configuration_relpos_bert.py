@@ -21,7 +21,7 @@ class RelPosBertConfig(BertConfig):
 
     Args:
         position_embedding_type (`str` or list of `str`, defaults to `"relative_key"`):
-            Name of the scheme: a key of `hf_relpos.SCHEMES`. A list combines schemes: their terms are added.
+            Name of the scheme: a key of `hf_relpos.schemes.SCHEMES`. A list combines schemes: their terms are added.
         position_options (`dict`, *optional*):
             Options of the scheme; missing options have the scheme's defaults. For a combination, a dict of such dicts
             by scheme name.

@@ -3,20 +3,18 @@
 Modules keep their names, so that stock BERT weights load unchanged.
 """
 
-from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from ..attention.call import AttentionCall, LazyMask, SharedTerms
-from ..attention.context import AttentionContext, LayerInputs
+from ..attention.call import AttentionCall, SharedTerms
+from ..attention.context import AttentionContext, LayerInputs, precise
 from ..attention.dispatch import run_attention
-from ..attention.unpadding import RowGroup, UnpaddedBatch
+from ..attention.unpadding import Batch, RowGroup
 from ..host.tracing import is_traced
 from ..host.transformers import (
     ACT2FN,
@@ -103,36 +101,6 @@ class RelPosBertEmbeddings(nn.Module):
         return self.embeddings_project(self.dropout(self.LayerNorm(embeddings)))
 
 
-class GroupInputs(NamedTuple):
-    """What the layers of a forward share about rows that are computed together.
-
-    Attributes:
-        mask: from `SequenceMetadata.mask`.
-        context: positions of queries and keys, and the other relations between them.
-        shared_terms: terms of the scheme, if they are the same in every layer; else each layer makes its own.
-        kept: what a layer finds out for those with the same scheme, by its signature (`AttentionCall.kept`).
-    """
-
-    mask: torch.Tensor | LazyMask | BlockMask | None
-    context: AttentionContext
-    shared_terms: SharedTerms | None
-    kept: dict[Hashable, dict[Hashable, Any]]
-
-
-class AttentionInputs(NamedTuple):
-    """What the layers of a forward share about the tokens of its rows.
-
-    Attributes:
-        groups: all rows as one group, or the groups of an unpadded batch.
-        unpadded: the batch without its padding, whose hidden states are (1, T, D); None for one with its padding.
-        memory: recurrence memory of earlier segments. Its keys come first, before those of a cache.
-    """
-
-    groups: list[GroupInputs]
-    unpadded: UnpaddedBatch | None = None
-    memory: SegmentMemory | None = None
-
-
 class RelPosBertSelfAttention(BertSelfAttention):
     """BERT's self-attention with the terms of a position scheme, its module `distance_embedding`."""
 
@@ -152,20 +120,21 @@ class RelPosBertSelfAttention(BertSelfAttention):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         cache: Cache | None = None,
-        inputs: AttentionInputs | None = None,
+        batch: Batch | None = None,
         past_key_values: Cache | None = None,
+        memory: SegmentMemory | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Map hidden_states (B, L, D) to (B, L, D) and the attention weights (B, H, L, K), if the backend has them.
 
         Args:
-            attention_mask: read without `inputs` only.
-            inputs: what the layers share; None for consecutive tokens without a cache.
+            attention_mask: read without a batch only.
+            batch: what the layers share; None for consecutive tokens without a cache.
+            memory: of earlier segments. Its keys come first, before those of a cache.
         """
-        if inputs is not None and inputs.unpadded is not None:
-            return self._attend_unpadded(hidden_states, inputs.unpadded, inputs.groups, kwargs), None
+        if batch is not None and batch.indices is not None:
+            return self._attend_unpadded(hidden_states, batch, kwargs), None
         cache = one_cache(cache, past_key_values)
-        memory = None if inputs is None else inputs.memory
         states = hidden_states if memory is None else memory.with_segment(hidden_states, self.layer_idx)
         query, key, value = map(self._split_heads, self._project(hidden_states, states))
         numbers = self.distance_embedding.token_numbers(states)
@@ -174,26 +143,23 @@ class RelPosBertSelfAttention(BertSelfAttention):
         if cache is not None:
             before = 0 if memory is None else memory.length
             key, value, numbers = self._with_cache(cache, key, value, numbers, before)
-        if inputs is None:
-            context = AttentionContext(query.shape[2], key.shape[2], device=query.device)
-            group = GroupInputs(attention_mask, context, None, {})
+        if batch is None:
+            group = RowGroup(AttentionContext(query.shape[2], key.shape[2]), attention_mask)
         else:
-            group = inputs.groups[0]
+            group = batch.groups[0]
         call = self._call(query, key, value, group, numbers, kwargs)
         out, weights = run_attention(self.config._attn_implementation, call)
         return out.flatten(2).contiguous(), weights
 
-    def _attend_unpadded(
-        self, hidden_states: torch.Tensor, batch: UnpaddedBatch, inputs: list[GroupInputs], options: dict[str, Any]
-    ) -> torch.Tensor:
-        """The output for hidden_states (1, T, D) of a batch without its padding; `inputs` of each of its groups."""
-        each, longest = iter(inputs), None  # the longest rows come first, and others may share their terms
+    def _attend_unpadded(self, hidden_states: torch.Tensor, batch: Batch, options: dict[str, Any]) -> torch.Tensor:
+        """The output for hidden_states (1, T, D) of a batch without its padding."""
+        longest: SharedTerms | None = None  # the longest rows come first, and others may share their terms
 
         def attend(group: RowGroup, *rows: torch.Tensor) -> torch.Tensor:
             nonlocal longest
             query, key, value = map(self._split_heads, rows[:3])
             numbers = rows[3].transpose(1, 2) if len(rows) > 3 else None
-            call = self._call(query, key, value, next(each), numbers, options, longest)
+            call = self._call(query, key, value, group, numbers, options, longest)
             longest = longest or call.shared
             return run_attention(self.config._attn_implementation, call)[0].flatten(2)
 
@@ -228,7 +194,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        inputs: GroupInputs,
+        group: RowGroup,
         numbers: torch.Tensor | None,
         options: dict[str, Any],
         longest: SharedTerms | None = None,
@@ -237,8 +203,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
 
         Its terms are those of all layers, those of the longest rows of this layer, or made for the call.
         """
-        mask, context, shared, kept = inputs
-        signature = self.distance_embedding.signature
+        context, shared, signature = group.context, group.terms, self.distance_embedding.signature
         if shared is None or (shared.device, shared.signature) != (query.device, signature):
             if longest is not None and longest.holds_for(context):
                 shared = longest
@@ -250,15 +215,15 @@ class RelPosBertSelfAttention(BertSelfAttention):
             value,
             shared.terms,
             context,
-            mask=mask,
-            is_causal=mask is None and self.is_causal and query.shape[2] > 1,
+            mask=group.mask,
+            is_causal=group.mask is None and self.is_causal and query.shape[2] > 1,
             dropout=self.dropout.p if self.training else 0.0,
             output_weights=bool(options.get("output_attentions", self.config.output_attentions)),
             needs_gradients=torch.is_grad_enabled(),
             shared=shared,
             layer=self,
             options=options,
-            kept=None if is_traced() else kept.setdefault(signature, {}),
+            kept=None if is_traced() else group.kept.setdefault(signature, {}),
         )
 
     def make_terms(
@@ -272,8 +237,7 @@ class RelPosBertSelfAttention(BertSelfAttention):
         """
         scheme, shared = self.distance_embedding, context.layer.shared
         layer = LayerInputs(shared() if callable(shared) else shared, numbers, self.query, self.key)
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        terms = scheme(replace(context, layer=layer, device=like.device, dtype=dtype))
+        terms = scheme(replace(context, layer=layer, device=like.device, dtype=precise(like.dtype)))
         return SharedTerms(terms, scheme.signature, context, like)
 
 
@@ -389,7 +353,7 @@ class RelPosBertEncoder(BertEncoder):
 
         Args:
             layer_inputs: a list to which the input of every layer is appended, (B, L, D) each, or None.
-            kwargs: with `inputs`, the `AttentionInputs` of the layers.
+            kwargs: of the layers, with their `Batch` and the memory.
             real_tokens: (B, L), false at padding, for a convolution; None without padding or convolution.
         """
         embeddings = hidden_states

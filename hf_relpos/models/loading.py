@@ -33,19 +33,13 @@ FRESH_PARTS = {
 RESIZED_PARTS = ("embeddings.word_", "embeddings.position_", "embeddings.token_type_", "distance_embedding.")
 
 
-def load(
-    kind: type[RelPosBertPreTrainedModel],
-    from_pretrained: Callable[..., Any],
-    source: Any,
-    args: Any,
-    arguments: dict[str, Any],
-) -> Any:
+def load(kind: Any, from_pretrained: Callable[..., Any], source: Any, args: Any, arguments: dict[str, Any]) -> Any:
     """`from_pretrained` of a BERT: as in Transformers, with checks, and for other architectures, too.
 
     Args:
         kind: our class.
-        from_pretrained: the method of Transformers, bound to that class or to the stock one; its other arguments
-            follow.
+        from_pretrained: the method of Transformers, bound to that class or to Transformers' own; its other
+            arguments follow.
 
     Returns:
         The model, and with `output_loading_info=True` its loading info.
@@ -123,14 +117,8 @@ def load_other_architecture(
 
 
 # Fields that follow from the tensors of another architecture.
-LAYOUT_FIELDS = {
-    *POSITION_FIELDS,
-    "feed_forward_type",
-    "extra_attention_norms",
-    "hidden_act",
-    "max_position_embeddings",
-    "converted_from",
-}
+LAYOUT_FIELDS = {*POSITION_FIELDS, "feed_forward_type", "extra_attention_norms", "hidden_act"}
+LAYOUT_FIELDS |= {"max_position_embeddings", "converted_from"}
 
 
 def in_body(name: str) -> bool:
@@ -172,18 +160,14 @@ def check_encoder(
         raise ValueError(f"{name}: {_reason(model, missing, body, unexpected, source)}")
     if surplus and "num_hidden_layers" not in arguments and not _changed(("num_hidden_layers",), model.config, saved):
         count = model.config.num_hidden_layers
-        raise ValueError(
-            f"{name}: num_hidden_layers = {count} in config.json, but the weights have more layers "
-            f"({abbreviate(surplus, 3)}); correct config.json, or pass num_hidden_layers={count} to drop these"
-        )
+        more = f"num_hidden_layers = {count} in config.json, but the weights have more ({abbreviate(surplus, 3)})"
+        raise ValueError(f"{name}: {more}; correct config.json, or pass num_hidden_layers={count} to drop these")
     tables = [name for name in tables if name not in surplus]
     if tables and not _changed(POSITION_FIELDS, model.config, saved):
-        raise ValueError(
-            f"{name}: the weights have distance tables ({abbreviate(tables, 3)}), which position_embedding_type = "
-            f"{getattr(model.config, 'position_embedding_type', None)!r} does not use; set it in config.json to the "
-            "scheme that they were trained with, or pass it as a keyword. To drop the tables on purpose, pass another "
-            "position_embedding_type than that of config.json"
-        )
+        scheme = f"position_embedding_type = {getattr(model.config, 'position_embedding_type', None)!r}"
+        found = f"the weights have distance tables ({abbreviate(tables, 3)}), which {scheme} does not use"
+        remedy = "set it in config.json to the scheme that they were trained with, or pass it as a keyword"
+        raise ValueError(f"{name}: {found}; {remedy}. To drop them on purpose, pass another than that of config.json")
 
 
 def _check_sizes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
@@ -191,11 +175,10 @@ def _check_sizes(name: str, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     wrong = [each for each in sorted(mismatched) if in_body(each[0]) and not any(p in each[0] for p in RESIZED_PARTS)]
     if wrong:
         tensor, stored, expected = wrong[0]
-        raise ValueError(
-            f"{name}: {len(wrong)} tensors of the encoder do not have the size of the configuration, such as {tensor} "
-            f"with {tuple(stored)} instead of {tuple(expected)}. Correct the configuration; ignore_mismatched_sizes "
-            "is for heads, vocabularies and position tables only, since it leaves tensors random"
-        )
+        first = f"{tensor} with {tuple(stored)} instead of {tuple(expected)}"
+        found = f"{len(wrong)} tensors of the encoder do not have the size of the configuration, such as {first}"
+        remedy = "ignore_mismatched_sizes is for heads, vocabularies and position tables, since it leaves them random"
+        raise ValueError(f"{name}: {found}. Correct the configuration; {remedy}")
 
 
 def _saved_config(kind: type[PreTrainedConfig], source: Any, arguments: Mapping[str, Any]) -> PreTrainedConfig | None:
@@ -221,21 +204,17 @@ def _reason(model: PreTrainedModel, missing: list[str], body: list[str], unexpec
     """Why weights are missing of those in the encoder, its body, and the remedy."""
     config = model.config
     if all("distance_embedding." in name for name in missing):
-        return (
-            f"position_embedding_type = {config.position_embedding_type!r} requires tables, but the weights lack "
-            f"{abbreviate(missing, 3)} ({len(missing)} tensors). Transformers 5 drops these tables when it loads and "
-            "saves such a checkpoint: use the original files, or pass another position_embedding_type to start with "
-            "new tables"
-        )
+        scheme, lost = config.position_embedding_type, f"{abbreviate(missing, 3)} ({len(missing)} tensors)"
+        cause = "Transformers 5 drops these tables when it loads and saves such a checkpoint"
+        remedy = "use the original files, or pass another position_embedding_type to start with new tables"
+        return f"position_embedding_type = {scheme!r} requires tables, but the weights lack {lost}. {cause}: {remedy}"
     facts = f"the weights lack {len(missing)} of the encoder's {len(body)} tensors ({abbreviate(missing, 3)})"
     if unexpected:
         facts += f" and have others that {type(model).__name__} does not use ({abbreviate(unexpected, 3)})"
     if looks := INSTALLED.families().resemblance(unexpected, source, missing=missing):
         return f"{facts}. {looks}"
-    return (
-        f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights on purpose, create "
-        f"a {type(model).__name__} from its configuration and call load_state_dict(…, strict=False)"
-    )
+    anew = f"create a {type(model).__name__} from its configuration and call load_state_dict(…, strict=False)"
+    return f"{facts}. {_correction(missing, body, unexpected, config)}. To start from random weights, {anew}"
 
 
 def _correction(missing: list[str], body: list[str], unexpected: list[str], config: PreTrainedConfig) -> str:

@@ -5,7 +5,7 @@ BERT.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from transformers.utils import logging
 from ..attention.call import SharedTerms
 from ..attention.context import AttentionContext, LayerInputs
 from ..attention.dispatch import AUTO
-from ..attention.unpadding import UnpaddedBatch, take_batch
+from ..attention.unpadding import Batch, RowGroup, take_batch
 from ..files import apply_umask
 from ..host.tracing import has_contents, is_traced
 from ..host.transformers import (
@@ -54,8 +54,6 @@ from ..schemes.scheme import Scheme, SharedScheme
 from .configuration_relpos_bert import RelPosBertConfig
 from .installed import INSTALLED
 from .layers import (
-    AttentionInputs,
-    GroupInputs,
     RelPosBertEmbeddings,
     RelPosBertEncoder,
     RelPosBertPooler,
@@ -185,7 +183,7 @@ FEWEST_PADDING = 16
 COLLECTED = ("output_hidden_states", "output_attentions")  # states of layers, which have padding
 
 
-def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, Any]) -> UnpaddedBatch | None:
+def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, Any]) -> Batch | None:
     """A batch without its padding, or None for a call that keeps it. Returned states have the shape of the batch.
 
     A position is padding if its mask is 0 and its id is that of the padding token: others may be read, such as the
@@ -207,7 +205,7 @@ def unpadded_batch(model: "RelPosBertModel", rows: Rows, outputs: Mapping[str, A
     hidden = mask == 0
     pad = -1 if config.pad_token_id is None else config.pad_token_id
     is_padding = rows.tokens.dim() == 3 or bool((rows.tokens[hidden] == pad).all())
-    return UnpaddedBatch.of(~hidden) if is_padding else None
+    return Batch.of(~hidden) if is_padding else None
 
 
 class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
@@ -225,6 +223,11 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
         capabilities = INSTALLED.capabilities
         self.shares_terms = capabilities is not None and capabilities.layers_share_terms(config)
         self.post_init()
+
+    @property
+    def unpads(self) -> bool:
+        """Whether it takes padding out by itself. An encoder that says so computes a batch that it is given, too."""
+        return bool(self.config.unpad_inputs)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -303,12 +306,13 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             )
         layer_inputs: list[torch.Tensor] | None = [] if self.config.memory_length and not caller_has_cache else None
         is_alone = all(each is None for each in (cache, encoder_hidden_states, memory, layer_inputs))
-        unpadded = unpadded_batch(self, rows, kwargs) if is_alone else None
-        if unpadded is None:
-            groups = [self._group_inputs(sequence, hidden_states)]
+        batch = unpadded_batch(self, rows, kwargs) if is_alone else None
+        if batch is None:
+            group = self._prepared(RowGroup(sequence.context), sequence, hidden_states)
+            batch = Batch(rows.batch, rows.length, (group,))
         else:
-            groups = self._inputs_of_groups(unpadded, sequence, hidden_states)
-            hidden_states = unpadded.remove(hidden_states)
+            batch = replace(batch, groups=self._prepared_groups(batch, sequence, hidden_states))
+            hidden_states = batch.remove(hidden_states)
         states = self.encoder(
             hidden_states,
             encoder_hidden_states=encoder_hidden_states,
@@ -316,11 +320,12 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             cache=cache,
             layer_inputs=layer_inputs,
             real_tokens=None if self.encoder.conv is None else tokens_to_convolve(rows, sequence.visibility.documents),
-            inputs=AttentionInputs(groups, unpadded, memory),
+            batch=batch,
+            memory=memory,
             **kwargs,
         ).last_hidden_state
-        if unpadded is not None:
-            states = unpadded.to(states.device).restore(states)
+        if batch.indices is not None:
+            states = batch.restore(states)
         cached: dict[str, Any] = {CACHE: cache if use_cache else None}
         outputs = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=states, pooler_output=self.pooler(states) if self.pooler is not None else None, **cached
@@ -344,24 +349,21 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             required = self.position_inputs.required
             INSTALLED.checks.check_inputs(self.config, self.dtype, required, rows, are_ids, has_cache)
 
-    def _group_inputs(
-        self,
-        sequence: SequenceMetadata,
-        states: torch.Tensor,
-        longest: GroupInputs | None = None,
-        length: int | None = None,
-    ) -> GroupInputs:
-        """What the layers share about the rows of a sequence.
+    def _prepared(
+        self, group: RowGroup, sequence: SequenceMetadata, states: torch.Tensor, longest: RowGroup | None = None
+    ) -> RowGroup:
+        """A group with what the layers share about its rows.
 
         Args:
-            states: (B, L, D), the input of the first layer; only shape, dtype and device are read.
-            longest: of the group with the longest rows, whose terms may hold for these rows, too.
-            length: tokens of a row of the batch, if these are some of its rows without padding.
+            sequence: its rows.
+            states: (b, l, D), the input of the first layer; only shape, dtype and device are read.
+            longest: the group with the longest rows, whose terms may hold for these rows, too.
         """
-        context = replace(sequence.context, device=states.device, longest=length)
+        kept: dict[Hashable, Any] | None = None if is_traced() else {}
+        context = replace(sequence.context, device=states.device, longest=group.context.longest, kept=kept)
         # a checkpointed layer is recomputed in the backward pass, and must not use tensors of an outer graph
         checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.encoder.layer)
-        terms = None if longest is None else longest.shared_terms
+        terms = None if longest is None else longest.terms
         if terms is None or not terms.holds_for(context):
             terms = None
             if self.encoder.distance_embedding is not None:
@@ -369,7 +371,7 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
                 context = replace(context, layer=LayerInputs(shared if checkpointed or longest else shared()))
             if self.shares_terms and self.encoder.layer and not checkpointed:
                 terms = self._terms_of_all_layers(context, states)
-        return GroupInputs(sequence.mask(states), context, terms, {})
+        return replace(group, context=context, mask=sequence.mask(states), terms=terms)
 
     def _terms_of_all_layers(self, context: AttentionContext, states: torch.Tensor) -> SharedTerms:
         """The terms of the scheme, and their Toeplitz form, for the device and dtype of states (B, L, D)."""
@@ -382,17 +384,15 @@ class RelPosBertModel(RelPosBertPreTrainedModel, BertModel):
             _ = terms.toeplitz  # made here, and not in a layer
         return terms
 
-    def _inputs_of_groups(
-        self, batch: UnpaddedBatch, sequence: SequenceMetadata, states: torch.Tensor
-    ) -> list[GroupInputs]:
-        """`_group_inputs` of each group of an unpadded batch; sequence and states (B, L, D) are the whole batch's."""
-        found: list[GroupInputs] = []
+    def _prepared_groups(self, batch: Batch, sequence: SequenceMetadata, states: torch.Tensor) -> tuple[RowGroup, ...]:
+        """The groups of an unpadded batch, `_prepared`; sequence and states (B, L, D) are the whole batch's."""
+        found: list[RowGroup] = []
         for group in batch.groups:
             like = states.new_empty(len(group.rows), group.length, 0)
             # read anew: without padding the rows of a group often are simpler
             own = read_sequence(self.config, self.position_inputs, sequence.rows.of_group(group))
-            found.append(self._group_inputs(own, like, found[0] if found else None, sequence.rows.length))
-        return found
+            found.append(self._prepared(group, own, like, found[0] if found else None))
+        return tuple(found)
 
 
 class RelPosBertHead(RelPosBertPreTrainedModel):

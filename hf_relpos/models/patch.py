@@ -136,9 +136,7 @@ def _is_saved_as_ours(path: Any, config: Any, kwargs: dict[str, Any]) -> bool:
     return needs_ours(source, saved, kwargs)
 
 
-def _route_configuration(
-    ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: dict[str, Any]
-) -> Any:
+def _route_configuration(ours: Any, inherited: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
     """`AutoConfig.from_pretrained`: ours for an architecture whose own code a checkpoint names, which is not run."""
     hub, families = hub_arguments(kwargs), INSTALLED.families()
     try:
@@ -163,10 +161,9 @@ def _routed_init(stock: Any, ours: Any) -> Callable[..., None]:
             ours.__init__(self, RelPosBertConfig.from_bert(config), *args, **kwargs)
             return
         if _active and stock is BertModel and is_ours(config, {}):
-            logger.warning_once(
-                f"{type(self).__name__} is a subclass of BertModel, so it ignores position_embedding_type = "
-                f"{config.position_embedding_type!r} and adds absolute positions; derive it from RelPosBertModel."
-            )
+            ignored = f"position_embedding_type = {config.position_embedding_type!r} and adds absolute positions"
+            remedy = "derive it from RelPosBertModel."
+            logger.warning_once(f"{type(self).__name__} is a subclass of BertModel, so it ignores {ignored}; {remedy}")
         before(self, config, *args, **kwargs)
 
     return __init__

@@ -92,10 +92,8 @@ class SegmentMemory(ModelOutput):
         batch, device, attention_mask = rows.batch, rows.tokens.device, rows.attention_mask
         keys, before, memory_mask = context.key_length, self.length, self.mask.to(device)
         if attention_mask is not None and attention_mask.dim() == 4 and sequence.config.attention_window:
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, as `generate` prepares it for a static "
-                "cache; a memory with attention_window requires (batch, length): give that, or use a dynamic cache"
-            )
+            needs = "a memory with attention_window needs (batch, length); of `generate`, a dynamic cache"
+            raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}; {needs}")
         is_token = token_mask(attention_mask, batch, keys, device)
         with_memory = torch.cat([memory_mask, is_token], dim=-1)
         ids, documents, positions, has_gaps = None, None, None, False
@@ -175,16 +173,12 @@ def check_memory(config: PreTrainedConfig, memory: SegmentMemory, batch: int) ->
     if INSTALLED.checks is not None and not is_traced():
         INSTALLED.checks.check_memory_settings(config)  # memory_length may have been set since
     rows, length = memory.mask.shape
-    if len(memory.states) != config.num_hidden_layers:
-        raise ValueError(
-            f"memory has {len(memory.states)} layers, but the model has {config.num_hidden_layers}; pass its own"
-        )
+    if (layers := len(memory.states)) != config.num_hidden_layers:
+        raise ValueError(f"memory has {layers} layers, but the model has {config.num_hidden_layers}; pass its own")
     shapes, expected = {tuple(state.shape) for state in memory.states}, (rows, length, config.hidden_size)
     if shapes != {expected}:
-        raise ValueError(
-            f"memory has states of shapes {shapes}, and hidden_size = {config.hidden_size} needs {expected}; does it "
-            "come from another model?"
-        )
+        needs = f"hidden_size = {config.hidden_size} needs {expected}"
+        raise ValueError(f"memory has states of shapes {shapes}, and {needs}; does it come from another model?")
     if rows != batch:
         raise ValueError(f"memory has {rows} rows, but the segment has {batch}; select rows with memory.select(rows)")
     if length > config.memory_length:
@@ -227,9 +221,7 @@ def next_memory(
         return SegmentMemory(tuple(state[:, -length:].clone() for state in joined), keep[:, -length:].clone())
     # moves tokens to the right, in their order
     order = keep.to(torch.uint8).argsort(dim=-1, stable=True)[:, -length:]
-    states = tuple(
-        state.gather(1, order.to(state.device)[..., None].expand(-1, -1, state.shape[-1])) for state in joined
-    )
+    states = tuple(state.take_along_dim(order.to(state.device)[..., None], 1) for state in joined)
     return SegmentMemory(states, keep.gather(1, order))
 
 

@@ -86,7 +86,7 @@ class Rows(NamedTuple):
         pairs = group.of(self.relation_ids)
         return Rows(
             self.tokens.new_empty(len(group.rows), group.length),
-            None if group.visible is None else group.visible[:, 0, 0],
+            None if group.mask is None else group.mask[:, 0, 0],
             group.of(self.token_type_ids),
             group.of(self.position_ids),
             None if pairs is None else pairs[:, :, : group.length],

@@ -1,1 +1,1 @@
-"""Products of linear layers, and of batches of matrices, on the CPU: by which library, and in which precision."""
+"""Matrix products on the CPU, of linear layers and of attention: by which library, in which dtype."""

@@ -11,7 +11,7 @@ process has, and compared with float64. oneDNN is used if it is faster and as ex
   restores it at the end. Other threads see this setting, too. With it oneDNN may round to bfloat16, and does on
   processors with AMX. The measurement finds that error, and oneDNN is then not used.
 
-`HF_RELPOS_FAST_PRODUCTS=0` turns all off, `linear` the products of attention only, and `unpacked` the copies only.
+`HF_RELPOS_ONEDNN=off` turns all off, `linear` uses it for linear layers only, `no-prepack` without the copies.
 
 oneDNN compiles code for every shape. It keeps the last 1,024 of them, and PyTorch keeps as many for each thread: half
 a gigabyte once batches have had so many different numbers of tokens. Both read their capacity from the environment
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..deprecation import variable
 from ..host.torch import (
     fits_onednn_linear,
     has_onednn_linear,
@@ -43,8 +44,8 @@ from ..host.tracing import is_traced, is_transformed
 from .weight_cache import CachingLinear, cached
 
 
-SETTING = "HF_RELPOS_FAST_PRODUCTS"
-VALUES = ("0", "linear", "unpacked", "1")
+SETTING = "HF_RELPOS_ONEDNN"
+VALUES = ("off", "linear", "no-prepack", "on")
 HALF = (torch.float16, torch.bfloat16)
 # With fewer rows of a matrix, a product is bound by memory and neither library is faster.
 FEWEST_ROWS = 4
@@ -76,7 +77,7 @@ class Library:
         onednn_rate: speed of oneDNN's product; 0 if PyTorch does not have it.
         torch_error: the largest error of PyTorch's own product, relative to the largest value.
         onednn_error: the largest error of oneDNN's product, relative to the largest value.
-        allowed: whether `HF_RELPOS_FAST_PRODUCTS` allows oneDNN.
+        allowed: whether `HF_RELPOS_ONEDNN` allows oneDNN.
     """
 
     torch_rate: float
@@ -93,7 +94,7 @@ class Library:
 
 
 def _setting() -> str:
-    value = os.environ.get(SETTING, "1")
+    value = variable(SETTING, "on")
     if value not in VALUES:
         raise ValueError(f"{SETTING}={value!r} is not one of {', '.join(VALUES)}")
     return value
@@ -132,10 +133,8 @@ def _compare(
     """
     runs = {"plain": plain} if fast is None else {"plain": plain, "fast": fast}
     with torch.inference_mode():
-        errors = [
-            float((run().flatten(0, -2)[: len(exact)] - exact).abs().max() / exact.abs().max())
-            for run in runs.values()
-        ]
+        results = [run().flatten(0, -2)[: len(exact)] for run in runs.values()]
+    errors = [float((each - exact).abs().max() / exact.abs().max()) for each in results]
     rates = [work / taken / 1e9 for taken in seconds_of(runs).values()]
     return Library(rates[0], rates[-1] if fast else 0.0, errors[0], errors[-1])
 
@@ -148,7 +147,7 @@ def linear_library() -> Library:
     exact = rows[:16].double() @ weight.double().t() + bias.double()
     fast = (lambda: onednn_linear(rows, weight, bias)) if has_onednn_linear() else None
     found = _compare(lambda: nn.functional.linear(rows, weight, bias), fast, exact, 2 * 128 * 768 * 1536)
-    return replace(found, allowed=_setting() != "0")
+    return replace(found, allowed=_setting() != "off")
 
 
 @functools.cache
@@ -183,7 +182,12 @@ def bmm_library() -> Library:
 
     work = 2 * 6 * 128 * 128 * 64
     found = _compare(lambda: torch.bmm(left, right.transpose(1, 2)), fast if onednn_matmul() else None, exact, work)
-    return replace(found, allowed=_setting() in ("unpacked", "1"))
+    return replace(found, allowed=_setting() in ("no-prepack", "on"))
+
+
+def may_pack() -> bool:
+    """Whether weights can be packed, and `HF_RELPOS_ONEDNN` allows it."""
+    return has_packed_weights() and _setting() not in ("off", "no-prepack")
 
 
 def _each(run: Callable[..., torch.Tensor], rows: torch.Tensor, weights: list[torch.Tensor]) -> None:
@@ -200,7 +204,7 @@ def packed_rows(dtype: torch.dtype = torch.float32) -> int:
     Args:
         dtype: float32 or bfloat16.
     """
-    if not has_packed_weights() or _setting() in ("0", "unpacked"):
+    if not may_pack():
         return 0
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(768, 768, generator=generator).to(dtype) for _ in range(16)]
@@ -263,12 +267,9 @@ def has_gradients(*tensors: torch.Tensor | None) -> bool:
 
 def is_plain(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether oneDNN may compute a product of these tensors."""
-    return (
-        not is_traced()
-        and fits_onednn_linear(rows, weight, bias)
-        and not torch.is_autocast_enabled("cpu")
-        and not is_transformed()
-    )
+    if is_traced() or torch.is_autocast_enabled("cpu") or is_transformed():
+        return False
+    return fits_onednn_linear(rows, weight, bias)
 
 
 class _Linear(torch.autograd.Function):

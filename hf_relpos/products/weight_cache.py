@@ -7,7 +7,7 @@ least one of each row and of each column. It shows every write to a whole row or
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from ..host.torch import counted_writes
 
 
-ATTRIBUTE = "_rounded"  # of a layer; `restore` of live models deletes it
+ATTRIBUTE = "_rounded"  # of a layer; `forget` deletes it
 PRIVATE = "_hf_relpos_private"  # of a tensor that nobody else has, and that is never written to
 WHOLE = 2**16  # comparing so many elements takes 15 µs, a sample of a weight of 768 × 3,072 takes 7
 GOLDEN = (5**0.5 - 1) / 2
@@ -55,11 +55,16 @@ def sample_of(tensor: torch.Tensor, whole: bool = False) -> torch.Tensor:
     """
     if hasattr(tensor, PRIVATE):
         return tensor.new_empty(0)
+    flat, places = _flat(tensor, whole)
+    return flat if places is None else flat.index_select(0, places)
+
+
+def _flat(tensor: torch.Tensor, whole: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The elements of a tensor, if it is contiguous or transposed a view, and which are the sample; None for all."""
     matrix = tensor if tensor.is_contiguous() or tensor.dim() != 2 else tensor.t()
     flat = matrix.detach().resolve_neg().flatten()
-    if whole or matrix.dim() != 2 or flat.numel() <= WHOLE:
-        return flat
-    return flat.index_select(0, _places(*matrix.shape))
+    is_small = whole or matrix.dim() != 2 or flat.numel() <= WHOLE
+    return flat, None if is_small else _places(*matrix.shape)
 
 
 @functools.cache
@@ -85,6 +90,30 @@ def snapshot(tensor: torch.Tensor, whole: bool = False) -> Snapshot:
 def is_unchanged(tensor: torch.Tensor, before: Snapshot, whole: bool = False) -> bool:
     """Whether a weight is the one of a snapshot, with the same contents as far as its sample shows."""
     return identity_of(tensor) == before.identity and has_bits(sample_of(tensor, whole), before.sample)
+
+
+class Snapshots:
+    """Snapshots of many tensors, which are compared at once."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """
+        Args:
+            tensors: of one dtype, contiguous or transposed.
+        """
+        self.tensors, self.aliases = tensors, [each.detach() for each in tensors]
+        self.writes = [*map(counted_writes, tensors)]
+        self.views = [*map(_flat, tensors)]
+        self.before = self._sample()
+
+    def _sample(self) -> torch.Tensor:
+        taken = [flat if places is None else flat.index_select(0, places) for flat, places in self.views]
+        return torch.cat(taken) if taken else torch.empty(0)
+
+    def hold(self, tensors: Sequence[torch.Tensor] | None = None) -> bool:
+        """Whether tensors, by default those of before, are unchanged, as `is_unchanged` finds of each."""
+        tensors = self.tensors if tensors is None else tensors
+        are_same = all(map(torch.Tensor.is_set_to, tensors, self.aliases))
+        return are_same and [*map(counted_writes, tensors)] == self.writes and has_bits(self._sample(), self.before)
 
 
 def has_bits(flat: torch.Tensor, copied: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms
+from ..attention.formula import Clipped, Table, Terms
 from .scheme import Scheme, choice
 
 
@@ -49,4 +49,4 @@ class DiSAN(Scheme, name="disan"):
         else:
             by_head = [sees[direction]]
         rows = torch.tensor(by_head, device=context.device)  # left, the token itself, right
-        return Terms(allow=(Table(rows, row_of=lambda r: r.sign() + 1),))
+        return Terms(allow=(Table(rows, Clipped(-1, 1)),))

@@ -3,7 +3,7 @@
 import torch
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms
+from ..attention.formula import Clipped, Table, Terms
 from .scheme import Scheme
 
 
@@ -30,4 +30,4 @@ class DualTriangle(Scheme, name="dual_triangle"):
         ahead = self.num_heads // 2
         by_head = [(True, True, False)] * (self.num_heads - ahead) + [(False, True, True)] * ahead
         rows = torch.tensor(by_head, device=context.device)  # left, the token itself, right
-        return Terms(allow=(Table(rows, row_of=lambda r: r.sign() + 1),))
+        return Terms(allow=(Table(rows, Clipped(-1, 1)),))

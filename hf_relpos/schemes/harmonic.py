@@ -1,7 +1,7 @@
 """Tables that are sums of cosines and sines of the offset, so that the whole formula becomes plain attention.
 
 Attention with such terms equals plain attention with wider queries, keys and values: their Fourier features
-(`fourier_features.py`). Fused kernels, graphs and devices of any kind can compute it, and the cost depends on the
+(`attention/fourier.py`). Fused kernels, graphs and devices of any kind can compute it, and the cost depends on the
 number of waves alone. Related work: low-rank factors of a bias (FlashBias, arXiv 2505.12044), random Fourier features
 of relative positions (Liutkus et al., arXiv 2105.08399), and RoPE, which rotates queries and keys by such phases,
 whereas this adds to their product.
@@ -52,4 +52,4 @@ class Harmonic(Scheme, name="harmonic"):
         super().init_weights(std * len(self.frequencies) ** -0.5)  # rows of the tables have the deviation `std`
 
     def forward(self, context: AttentionContext) -> Terms:
-        return terms_of_tables(self, lambda rows: FourierTable(rows.clone(), self.frequencies, context))
+        return terms_of_tables(self, lambda rows: FourierTable(rows, self.frequencies, context))

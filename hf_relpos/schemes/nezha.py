@@ -3,7 +3,7 @@
 import torch
 
 from ..attention.context import AttentionContext
-from ..attention.formula import Table, Terms
+from ..attention.formula import Clipped, Table, Terms
 from .encodings import sinusoid_interleaved
 from .scheme import Scheme, integer
 
@@ -33,7 +33,6 @@ class Nezha(Scheme, name="nezha"):
         max_distance = self.settings["max_relative_position"]
         rows = torch.arange(2 * max_distance + 1, device=context.device)
         table = Table(
-            sinusoid_interleaved(rows, self.head_size, context.dtype)[None],
-            row_of=lambda r: r.clamp(-max_distance, max_distance) + max_distance,
+            sinusoid_interleaved(rows, self.head_size, context.dtype)[None], Clipped(-max_distance, max_distance)
         )
         return Terms(query_table=(table,), value_table=(table,))

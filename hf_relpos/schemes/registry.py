@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention.context import AttentionContext
-from ..attention.formula import Terms
+from ..attention.context import AttentionContext, LayerInputs
+from ..attention.formula import Terms, position_scores
 from .scheme import SCHEMES, Scheme, SharedScheme, nearest
 
 
@@ -173,3 +173,49 @@ def build_input(config: Any) -> nn.Module | None:
             f"{config.absolute_position_embeddings}: {' and '.join(modules)} both act on the input; choose one of them"
         )
     return next(iter(modules.values()), None)
+
+
+def position_bias(
+    scheme: Any,
+    query_length: int,
+    key_length: int,
+    shared: nn.Module | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Return what a scheme adds to the scores s·q_i·k_j, for the attention of any model: its additive mask.
+
+    Args:
+        scheme: from `build_scheme`, or `attention.self.distance_embedding` of a layer.
+        query_length: L; the queries are the last tokens of the keys.
+        key_length: K.
+        shared: from `build_shared`, or `encoder.distance_embedding`.
+        device: of the scheme; None for the default device.
+
+    Returns:
+        (H, L, K).
+
+    Raises:
+        ValueError: for a scheme that is more than a bias, and for one without its `shared`.
+    """
+    parts: list[Scheme] = list(getattr(scheme, "parts", [scheme]))
+    names = " + ".join(part.name for part in parts)
+
+    def refuse(*_: Any) -> Any:
+        raise ValueError(
+            f"position_bias: the scheme {names!r} adds more than a bias of each head and pair of positions, or needs "
+            "more than the lengths. Use RelPosBertModel, or hf_relpos.schemes.attend with its terms"
+        )
+
+    if any(part.required_inputs or part.has_token_numbers() for part in parts):
+        refuse()
+    context = AttentionContext(query_length, key_length, key_length - query_length, device=device, dtype=dtype)
+    found = None if shared is None else shared(context)
+    terms = scheme(replace(context, layer=LayerInputs(found, None, refuse, refuse)))
+    if None in (*terms.dense, *(table.rows for table in terms.bias)):
+        raise ValueError(f"position_bias: layers share a module of the scheme {names!r}; give it as `shared`")
+    if terms != Terms(scale=terms.scale, scaled_bias=terms.scaled_bias, bias=terms.bias, dense=terms.dense):
+        refuse()
+    query, key = torch.empty(2, 1, parts[0].num_heads, key_length, parts[0].head_size, device=device, dtype=dtype)
+    bias = position_scores(query[:, :, :query_length], key, terms, context)
+    return refuse() if bias is None else bias[0].expand(parts[0].num_heads, -1, -1)

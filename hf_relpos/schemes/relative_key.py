@@ -59,9 +59,9 @@ class RelativeKey(Scheme, name="relative_key"):
     def table(self, context: AttentionContext, scaled: bool) -> Table:
         """Return the table A of the distances of this call; if its scores are not to be divided by √d, √d · A."""
         largest = min(self.clip, max(context.high, -context.low))
-        offsets = torch.arange(-largest, largest + 1, device=self.weight.device)
-        rows = self.weight[self.max_distance - offsets]
-        return clipped_table(rows if scaled else rows / self.scale, -largest, largest, self.settings["out_of_range"])
+        rows = self.weight[self.max_distance - largest : self.max_distance + largest + 1]
+        rows, out_of_range = rows if scaled else rows / self.scale, self.settings["out_of_range"]
+        return clipped_table(rows, -largest, largest, out_of_range, descending=True)
 
     def forward(self, context: AttentionContext) -> Terms:
         return Terms(query_table=(self.table(context, scaled=self.settings["scaling"] != "albert"),))

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ..attention.context import AttentionContext
+from ..attention.context import AttentionContext, precise
 from ..attention.formula import Terms
+from ..attention.fourier import turn_of, turned
 from ..host.transformers import ROPE_INIT_FUNCTIONS
 from .scheme import Option, Scheme, choice, is_number, is_number_or_zero, nearest, one_of
 
@@ -117,7 +118,12 @@ class RoPE(Scheme, name="rope"):
         return angles.to(context.dtype), size
 
     def rotate(
-        self, vectors: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor | None = None, size: float = 1.0
+        self,
+        vectors: torch.Tensor,
+        positions: torch.Tensor,
+        angles: torch.Tensor | None = None,
+        size: float = 1.0,
+        context: AttentionContext | None = None,
     ) -> torch.Tensor:
         """Apply R_p to every vector.
 
@@ -125,28 +131,31 @@ class RoPE(Scheme, name="rope"):
             vectors: (B, H, N, d).
             positions: (N,) or (B, N).
             angles: of position 1, (w/2,), and the factor `size`; None for those of short rows.
+            context: of the call, which keeps what is made of the positions for other layers; or None.
 
         Returns:
             (B, H, N, d).
         """
         if angles is None:
             angles, size = self.frequencies(AttentionContext(1, 1, device=positions.device))
+
         # angles of far positions need float32, whatever the dtype of the vectors
-        positions = positions.to(torch.promote_types(vectors.dtype, torch.float32))
-        turns = positions[..., None] * angles.to(positions)  # (N, w/2) or (B, N, w/2)
-        turns = turns if turns.dim() == 2 else turns[:, None]
-        cosine, sine = (size * turns.cos()).to(vectors.dtype), (size * turns.sin()).to(vectors.dtype)
-        width = 2 * len(angles)
-        turned, rest = vectors[..., :width], vectors[..., width:]
-        adjacent = self.settings["pairing"] == "adjacent"
-        x, y = turned.unflatten(-1, (-1, 2)).unbind(-1) if adjacent else turned.chunk(2, dim=-1)
-        planes = (x * cosine - y * sine, y * cosine + x * sine)
-        turned = torch.stack(planes, dim=-1).flatten(-2) if adjacent else torch.cat(planes, dim=-1)
-        return turned if width == self.head_size else torch.cat([turned, rest], dim=-1)
+        def make() -> Any:
+            turns = positions.to(precise(vectors.dtype))[..., None] * angles.to(precise(vectors.dtype))
+            turns = turns if turns.dim() == 2 else turns[:, None]  # (N, w/2) or (B, 1, N, w/2)
+            cosines, sines = ((size * each).to(vectors.dtype) for each in (turns.cos(), turns.sin()))
+            return turn_of(cosines, sines, halves), positions  # which are kept, too: their id is of no other
+
+        width, halves = 2 * len(angles), self.settings["pairing"] == "half"
+        turn, _ = make() if context is None else context.once((self.signature, id(positions), vectors.dtype), make)
+        if width == self.head_size:
+            return turned(vectors, turn, halves)
+        first, rest = vectors.split([width, self.head_size - width], -1)
+        return torch.cat([turned(first, turn, halves), rest], dim=-1)
 
     def forward(self, context: AttentionContext) -> Terms:
-        angles, size = self.frequencies(context)
-        return Terms(rotate=functools.partial(self.rotate, angles=angles, size=size))
+        angles, size = context.once((self.signature, context.longest), lambda: self.frequencies(context))
+        return Terms(rotate=functools.partial(self.rotate, angles=angles, size=size, context=context))
 
 
 class _Fields:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..attention.context import AttentionContext
-from ..attention.formula import TABLE_FIELDS, Table, Terms
+from ..attention.formula import TABLE_FIELDS, Clipped, Table, Terms
 from ..host.tracing import is_traced
 
 
@@ -114,20 +114,16 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
 
 
-def clipped_table(rows: torch.Tensor, low: int, high: int, out_of_range: str) -> Table:
+def clipped_table(rows: torch.Tensor, low: int, high: int, out_of_range: str, descending: bool = False) -> Table:
     """Return a table of the offsets from `low` to `high`, a copy of `rows`.
 
     Args:
         rows: (high − low + 1, d), or (H or 1, high − low + 1, d).
         out_of_range: "clip": offsets past the ends share the last rows; "zero": they have a row of zeros.
+        descending: whether the rows are in descending order of the offset.
     """
-    rows = rows if rows.dim() == 3 else rows[None]
-    if out_of_range == "clip":
-        return Table(rows.clone(), row_of=lambda r: r.clamp(low, high) - low)
-    nothing = high - low + 1
-    return Table(
-        nn.functional.pad(rows, (0, 0, 0, 1)), row_of=lambda r: torch.where((r < low) | (r > high), nothing, r - low)
-    )
+    rows, zero = rows if rows.dim() == 3 else rows[None], out_of_range == "zero"
+    return Table(nn.functional.pad(rows, (0, 0, 0, 1)) if zero else rows.clone(), Clipped(low, high, zero, descending))
 
 
 class ScalarLinear(nn.Module):

@@ -107,9 +107,7 @@ class WindowBatches(torch.utils.data.IterableDataset[list[Window]]):
         elif len(ids) > limit:
             problem = f"has {len(ids)} tokens, but the limit of the models is {limit}; cut it"
         elif not _are_numbers(ids, self.vocab_size):
-            problem = (
-                f"has values that are not token ids from 0 to {self.vocab_size - 1}; take the teacher's tokenizer"
-            )
+            problem = f"has values that are not token ids from 0 to {self.vocab_size - 1}; use the teacher's tokenizer"
         elif not any(types):
             return Window(ids)
         elif len(types) != len(ids):

@@ -63,11 +63,7 @@ class DistillationTrainer(Trainer):
     optimizer: torch.optim.Optimizer | None
 
     def __init__(
-        self,
-        targets: Callable[[Batch], Targets],
-        losses: Mapping[str, float],
-        table_learning_rate: float,
-        **kwargs: Any,
+        self, targets: Callable[..., Targets], losses: Mapping[str, float], table_learning_rate: float, **kwargs: Any
     ) -> None:
         """
         Args:
@@ -182,25 +178,16 @@ def distil(
     limit = model_max_length(teacher)
     # attention is not compared past the teacher's limit
     limits = [model_max_length(student), limit if set(losses) == {"attention"} else None]
-    batches = WindowBatches(
-        windows,
-        batch_tokens,
-        student.config.vocab_size,
-        min((each for each in limits if each is not None), default=None),
-        seed,
-        min(student.config.type_vocab_size, getattr(teacher.config, "type_vocab_size", 0)),
-    )
+    longest = min((each for each in limits if each is not None), default=None)
+    types = min(student.config.type_vocab_size, getattr(teacher.config, "type_vocab_size", 0))
+    batches = WindowBatches(windows, batch_tokens, student.config.vocab_size, longest, seed, types)
     batches.check()
     defaults: dict[str, Any] = {"warmup_steps": math.ceil(steps / 10), "report_to": "none"}
     defaults["dataloader_pin_memory"] = torch.cuda.is_available()
     started = time.perf_counter()
     trained = student if "logits" in losses else student.base_model  # skips a head that is not compared
     targets = partial(model_targets, teacher if "logits" in losses else teacher.base_model, limit, names=losses)
-    with (
-        tempfile.TemporaryDirectory(prefix="hf-relpos-distil-") as folder,
-        _prepared(student, teacher),
-        fast_linears(student, teacher),
-    ):
+    with tempfile.TemporaryDirectory() as folder, _prepared(student, teacher), fast_linears(student, teacher):
         arguments = TrainingArguments(
             output_dir=folder,
             save_strategy="no",
@@ -227,11 +214,9 @@ def distil(
             table_learning_rate=table_learning_rate,
         )
         trainer.remove_callback(PrinterCallback)
-        with (
-            nullcontext(progress)
-            if callable(progress)
-            else progress_bar(Console(stderr=True), progress and arguments.process_index == 0)
-        ) as update:
+        is_shown = bool(progress) and arguments.process_index == 0
+        bar = nullcontext(progress) if callable(progress) else progress_bar(Console(stderr=True), is_shown)
+        with bar as update:
             trainer.add_callback(_Progress(update))
             trainer.train()
     history = [entry for entry in trainer.state.log_history if "loss" in entry]

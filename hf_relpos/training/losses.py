@@ -84,9 +84,7 @@ def attention_loss(student: torch.Tensor, target: torch.Tensor, mask: torch.Tens
     return token_means(gap.sum(-1).mean(1), mask)
 
 
-def logits_loss(
-    student: torch.Tensor, target: torch.Tensor, mask: torch.Tensor, temperature: float = 1.0
-) -> torch.Tensor:
+def logits_loss(student: torch.Tensor, target: torch.Tensor, mask: torch.Tensor, temperature: float) -> torch.Tensor:
     """KL(teacher ‖ student) of the predictions at every real token, times temperature², in nats.
 
     Args:

@@ -66,9 +66,9 @@ class RelativeAttention(nn.Module):
 
     def call(self, query, key, value, dropout: float = 0.0) -> "AttentionCall":
         """What the backend computes, with the terms of the scheme."""
-        from hf_relpos import AttentionContext
         from hf_relpos.attention.call import AttentionCall
         from hf_relpos.attention.context import LayerInputs
+        from hf_relpos.schemes import AttentionContext
 
         length = query.shape[2]
         dtype = torch.promote_types(query.dtype, torch.float32)

@@ -1,7 +1,7 @@
 """Meetings found by what was said in them: by windows of a sentence encoder, and by one vector of its conversion.
 
-    hf-relpos convert all-MiniLM-L6-v2 long --text novels.txt.xz --text wikidocs.docs.jsonl.xz \\
-        --method-option length=2048
+    hf-relpos convert all-MiniLM-L6-v2 long --texts novels.txt.xz --texts wikidocs.docs.jsonl.xz \\
+        --method-options length=2048
     python scripts/benchmarks/bench_documents.py --source all-MiniLM-L6-v2 --converted long --data QMSum
 
 `--data` is a clone of QMSum (Zhong et al. 2021, github.com/Yale-LILY/QMSum). As in LongEmbed (Zhu et al. 2024,

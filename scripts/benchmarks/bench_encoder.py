@@ -102,7 +102,8 @@ FEW = {"32 tokens in 512 slots": ([32], 512), "8 and 5 tokens": ([8, 5], 8)}
 CASES = [*FULL, PADDED, SORTED, *FEW, *LONG]
 STOCK, COMPILED, ATTENTION = "stock PyTorch", "torch.compile", "accelerate_attention"
 OURS, BFLOAT16, INT8 = "optimize", "optimize, bfloat16", "optimize, int8"
-EXACT = (ATTENTION, OURS)
+CAPTURED = "optimize, captured"
+EXACT = (ATTENTION, OURS, CAPTURED)
 ALONE = (STOCK, OURS, BFLOAT16, INT8)  # also in processes of their own
 PASSES = ("forward", "training")
 LARGEST_ERROR = 1e-5
@@ -237,9 +238,10 @@ def changed(stock: torch.nn.Module, variant: str) -> torch.nn.Module:
 
     model = copy.deepcopy(stock)
     if variant == ATTENTION:
-        hf_relpos.optimize(model, precision=None, unpad=False)
+        hf_relpos.optimize(model, dtype=None, unpad=False)
     else:
-        hf_relpos.optimize(model, precision={BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32"))
+        dtype = {BFLOAT16: "bfloat16", INT8: "int8"}.get(variant, "float32")
+        hf_relpos.optimize(model, dtype=dtype, capture=variant == CAPTURED)
     return model
 
 
@@ -250,7 +252,7 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         absent: filled with the peers that do not run, and why.
     """
     stock = model_of(family).eval()
-    ours = [ATTENTION, OURS, BFLOAT16, INT8] if family in RELATIVE_FAMILIES else [OURS, BFLOAT16, INT8]
+    ours = [*([ATTENTION] if family in RELATIVE_FAMILIES else []), OURS, CAPTURED, BFLOAT16, INT8]
     models = {STOCK: stock, **{each: changed(stock, each) for each in ours}}
     if with_peers:
         models[COMPILED] = compiled(copy.deepcopy(stock))
@@ -265,7 +267,7 @@ def measure(family: str, cases: list[str], rounds: int, with_peers: bool, absent
         for case in cases:
             yield timed(family, case, "forward", rounds, runs, models)
     runs.clear()
-    for name in (BFLOAT16, INT8):  # for inference
+    for name in (CAPTURED, BFLOAT16, INT8):  # for inference
         models.pop(name)
     for model in models.values():
         model.train()
@@ -304,7 +306,7 @@ def measure_sentences(folder: Path, pairs: list[list[str]]) -> list[dict]:
     for variant, precision in ((OURS, "float32"), (BFLOAT16, "bfloat16"), (INT8, "int8")):
         models[variant] = copy.deepcopy(stock)
         sample = batches_of_texts([pair[1] for pair in others[:32]])[0] if precision == "int8" else None
-        print(hf_relpos.optimize(models[variant], precision=precision, sample=sample), file=sys.stderr)
+        print(hf_relpos.optimize(models[variant], dtype=precision, sample=sample), file=sys.stderr)
     runs = {name: forward(model) for name, model in models.items()}
     with contextlib.closing(runtimes(stock, batches)) as graphs:
         runs |= {name: make() for name, make in graphs if name.startswith("ONNX")}
@@ -410,14 +412,14 @@ def memory(family: str, variant: str, case: str) -> float:
 
 GRAPHS = ("ONNX Runtime", "ONNX Runtime, int8", "OpenVINO", "OpenVINO, default precision", "OpenVINO, int8")
 OTHER_PEERS = ("CTranslate2", "CTranslate2, int8", "disentangled-flash")
-ORDER = (STOCK, COMPILED, *GRAPHS, *OTHER_PEERS, ATTENTION, OURS, BFLOAT16, INT8)
+ORDER = (STOCK, COMPILED, *GRAPHS, *OTHER_PEERS, ATTENTION, OURS, CAPTURED, BFLOAT16, INT8)
 
 
 INTRODUCTION = """# Encoders of Transformers on the CPU, and what makes them faster
 
 Speed-up over Transformers ("stock"): its time ÷ that of each variant. Two layers of base size, random weights,
 float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its attention alone, by
-`precision=None, unpad=False` ([live models](../../live.md)).
+`dtype=None, unpad=False` ([how](../../live.md)).
 
 - "4 × 512": four full rows of 512 tokens. "32 rows": 8 to 190 tokens each, "padded" into one batch, of which
   {real:.0f} % are tokens, or "sorted" by length into batches of 8.

@@ -25,8 +25,9 @@ from shared.reports import Table, describe, markdown_sections, print_tables, sto
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertForTokenClassification
+from hf_relpos import RelPosBertConfig, RelPosBertForTokenClassification
 from hf_relpos.data.masking import IGNORE_INDEX
+from hf_relpos.schemes import SCHEMES
 
 
 PAD, CLS, SEP, A, B = range(5)

@@ -80,15 +80,15 @@ def build(encode: Callable[[list[str]], Any], most: int = 32, workers: int = 1) 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_name_or_path", required=True, help="folder or name on the Hub")
-    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16", "int8", "stock"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8", "none"))
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--most", type=int, default=32, help="texts in a batch")
     parser.add_argument("--workers", type=int, default=1, help="threads that encode, with one thread of PyTorch each")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)  # of each worker
     encoder = SentenceTransformer(args.model_name_or_path, device="cpu")
-    if args.precision != "stock":
-        print(hf_relpos.optimize(encoder, precision=args.precision))
+    if args.dtype != "none":
+        print(hf_relpos.optimize(encoder, dtype=args.dtype))
     app = build(lambda texts: encoder.encode(texts, batch_size=args.most), args.most, args.workers)
     uvicorn.run(app, port=args.port, log_level="warning")
 

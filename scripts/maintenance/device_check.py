@@ -337,7 +337,7 @@ def trained(part: Part, **arguments: Any) -> None:
 # Processes ----------------------------------------------------------------------------------------------------------
 
 
-def parts(schemes: Iterable[str] = hf_relpos.SCHEMES) -> dict[str, Callable[[Part], None]]:
+def parts(schemes: Iterable[str] = hf_relpos.schemes.SCHEMES) -> dict[str, Callable[[Part], None]]:
     """What runs each part, by its name; those that measure times are first."""
     timed = [*(scheme for scheme in TIMED if scheme in schemes), STOCK]
     return {
@@ -480,7 +480,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("device_check.json"), help="rows as JSON; .log is beside it")
     parser.add_argument(
-        "--schemes", nargs="+", choices=hf_relpos.SCHEMES, default=list(hf_relpos.SCHEMES), metavar="NAME"
+        "--schemes",
+        nargs="+",
+        choices=hf_relpos.schemes.SCHEMES,
+        default=list(hf_relpos.schemes.SCHEMES),
+        metavar="NAME",
     )
     parser.add_argument("--only", nargs="+", default=[""], metavar="PART", help="parts, by beginnings of their names")
     parser.add_argument("--tiny", action="store_true", help="small models alone, and few calls for a time")

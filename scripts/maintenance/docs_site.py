@@ -55,6 +55,13 @@ def home(root: Path) -> str:
     return re.sub(r"\]\((?!https?:)", "](../", text).replace("](../docs/", "](")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The address of the site, if that of the repository (REPOSITORY) is on GitHub: search engines want it."""
+    if on_github := re.fullmatch(r"https://github\.com/([^/]+)/([^/]+)/?", config.repo_url or ""):
+        config.site_url = f"https://{on_github[1].lower()}.github.io/{on_github[2]}/"
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the home, a page for each notebook, and one for each file that pages link to outside of docs/."""
     root = Path(config.docs_dir).parent

@@ -57,7 +57,7 @@ NATIVE = {
 }
 HEAD = """# Checkpoints that can be read
 
-Written by `make families`, from the classes in `hf_relpos/families`.
+Whether and how your checkpoint can be loaded, converted and exported. Written by `make families`.
 
 - **recognised by**: a field of config.json, or tensors if the checkpoint calls itself `bert`.
 - **heads**: the supported ones of BERT's nine (CausalLM: BERT's LMHeadModel).
@@ -77,7 +77,7 @@ REFUSED_HEAD = """
 NATIVE_HEAD = """
 ## Rotary classes of Transformers
 
-Transformers computes these right; `hf_relpos.optimize` removes their padding on a CPU ([Live models](live.md)): """
+Transformers computes these right; `hf_relpos.optimize` removes their padding on a CPU ([how](live.md)): """
 
 
 def missing_heads(family: Family) -> list[str]:

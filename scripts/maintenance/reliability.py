@@ -12,7 +12,8 @@ CARD_PATH = "reliability.md"  # below docs
 TEXT = """\
 # Reliability
 
-Written by `make fuzz`, which runs the property tests `tests/test_fuzz_*.py` on random inputs; `make test` runs a few
+How the package treats broken and odd inputs. Written by `make fuzz`, which runs the property tests
+`tests/test_fuzz_*.py` on random inputs; `make test` runs a few
 fixed ones. Each input must give a right answer, or an error of a documented type that names what is wrong. NaN, a
 hang, a partial file or any other exception fails the test, and its smallest form becomes a regression test.
 `docs/results/fuzz.json` divides some areas further.

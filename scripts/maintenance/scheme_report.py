@@ -22,8 +22,9 @@ import torch
 from scheme_scores import plot_layer, record_calls
 from transformers.utils import logging
 
-from hf_relpos import SCHEMES, RelPosBertConfig, RelPosBertModel
+from hf_relpos import RelPosBertConfig, RelPosBertModel
 from hf_relpos.models.capabilities import supported_implementations
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.registry import build_input, build_scheme, build_shared
 from hf_relpos.schemes.scheme import OUT_OF_RANGE
 
@@ -35,8 +36,8 @@ UNMEASURED = "*"
 ATTENTION = ("relpos", "eager", "sdpa", "flex_attention")
 CARD_HEAD = """# Position schemes
 
-Written by `make schemes`, with default options. `hf-relpos schemes` describes each scheme in a sentence,
-`hf-relpos schemes NAME` its options. To add a scheme: [Extend](extending.md#a-scheme).
+All position schemes with their sources and limits, to look one up ([which one to try](choose.md)). Written by `make
+schemes`, with default options; `hf-relpos schemes NAME` lists the options.
 
 - **terms**: letters of [the formula](how_it_works.md#the-formula); *input*: vectors added to the embeddings.
 - **parameters**: added to BERT-base (12 layers, D = 768, H = 12, P = 512); shared ones are counted once.

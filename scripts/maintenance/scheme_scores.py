@@ -76,7 +76,7 @@ def record_calls(
     added: list[torch.Tensor] = []
 
     def keep_input(module: nn.Module, args: Any, arguments: Any) -> None:
-        read.append((args[0] if args else arguments["hidden_states"], arguments["inputs"].groups[0].context))
+        read.append((args[0] if args else arguments["hidden_states"], arguments["batch"].groups[0].context))
 
     hooks = [layer.register_forward_pre_hook(keep_input, with_kwargs=True) for layer in layers]
     if (table := model.embeddings.position_embeddings) is not None:

@@ -36,6 +36,7 @@ CARDS = {
     "benchmarks/gliner.json": "bench_gliner",
     "benchmarks/gpu.json": "device_check",
     "benchmarks/heads.json": "bench_heads",
+    "benchmarks/join.json": "bench_join",
     "benchmarks/passkeys.json": "bench_passkeys",
     "benchmarks/probes.json": "probe_schemes",
     "families.json": "family_parity",

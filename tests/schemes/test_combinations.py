@@ -1,6 +1,7 @@
 """Several schemes at once: the sum of their terms."""
 
 import contextlib
+import inspect
 import math
 import re
 
@@ -9,11 +10,18 @@ import torch
 from errors import raises
 from oracles import ON_TOKENS, REAL, array, extra_context, layer_error, tiny_attention, tiny_config, tiny_model
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_relpos import SCHEMES, RelPosBertModel, Table, Terms
+from hf_relpos import RelPosBertModel
 from hf_relpos.models.capabilities import supported_implementations
-from hf_relpos.schemes.registry import combined
+from hf_relpos.schemes import SCHEMES, Table, Terms
+from hf_relpos.schemes.registry import combined, position_bias
 from hf_relpos.schemes.scheme import Scheme
+
+
+# As an argument of its own: from Transformers 5.24 on.
+TAKES_BIAS = "position_bias" in inspect.signature(ALL_ATTENTION_FUNCTIONS["sdpa"]).parameters
 
 
 def test_relative_key_and_alibi(hidden):
@@ -153,3 +161,29 @@ def test_only_one_gain_by_feature():
     terms = Terms(feature_gain=Table(torch.ones(1, 3, 4), lambda r: r.clamp(-1, 1) + 1))
     with raises(ValueError, "feature_gain"):
         combined(terms, terms)
+
+
+@pytest.mark.parametrize("name", ["alibi", "fire", "kerple", "sandwich", "t5", "tupe", ["t5", "fire"]], ids=str)
+@torch.no_grad()
+def test_position_bias_in_the_attention_of_others(name, hidden):
+    layer = tiny_attention(name)
+    scheme, shared = layer.distance_embedding, layer.shared_distance_embedding
+    bias = position_bias(scheme, 9, 9, shared, dtype=hidden.dtype)
+    query, key, value = map(layer._split_heads, layer._project(hidden, hidden))
+    scale = getattr(scheme, "scale", 8**-0.5)
+    mask = {"attention_mask": None, "position_bias" if TAKES_BIAS else "attention_mask": bias[None]}
+    outs = [ALL_ATTENTION_FUNCTIONS["sdpa"](layer, query, key, value, **mask, scaling=scale, is_causal=False)[0]]
+    outs.append(scaled_dot_product_attention(query, key, value, bias, scale=scale).transpose(1, 2))
+    assert all((out.flatten(2) - layer(hidden)[0]).abs().max() <= 1e-12 for out in outs)
+    assert (position_bias(scheme, 2, 9, shared, dtype=hidden.dtype) - bias[:, -2:]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "name", ["absolute", "cable", "deberta", "disan", "pope", "relation", ["t5", "rope"]], ids=str
+)
+def test_position_bias_refuses_what_is_more(name):
+    layer = tiny_attention(name)
+    with raises(ValueError, "position_bias", name if isinstance(name, str) else "t5 + rope", "attend"):
+        position_bias(layer.distance_embedding, 5, 5, layer.shared_distance_embedding)
+    with raises(ValueError, "t5", "shared"):
+        position_bias(tiny_attention("t5").distance_embedding, 5, 5)

@@ -13,7 +13,8 @@ import torch
 from oracles import REAL, array, golden, layer_error, load_projections, padding, tiny_attention, tiny_model
 from transformers import StaticCache
 
-from hf_relpos import AttentionContext, RelPosBertLMHeadModel
+from hf_relpos import RelPosBertLMHeadModel
+from hf_relpos.schemes import AttentionContext
 
 
 PUBLISHED = {"buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}  # as v3 has it, but smaller

@@ -14,7 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import hf_relpos
-from hf_relpos import SCHEMES, RelPosBertModel
+from hf_relpos import RelPosBertModel
+from hf_relpos.schemes import SCHEMES
 from hf_relpos.schemes.registry import scheme_parts
 from hf_relpos.schemes.scheme import Scheme, SharedScheme, choice, integer
 
@@ -30,7 +31,7 @@ MAY_NAME_SCHEMES = {
 }
 NOT_SCHEMES = {  # names of other things
     "cli/information.py": {"tables"},  # a field of what `inspect` finds
-    "conversion/inspect_checkpoint.py": {"tables"},  # the same
+    "conversion/inspect_checkpoint.py": {"tables", "rope", "alibi"},  # a field of what it finds, and of configurations
     "conversion/plan.py": {"absolute"},  # positions, beside relative ones
     "live/check.py": {"rope"},  # in names of classes
     "live/own.py": {"deberta", "relative_key", "t5", "xlnet"},  # files of Transformers, a field of speech encoders
@@ -45,10 +46,11 @@ ORDER_OPTIONS = {
 }
 
 # The tests of these load the tensors of an original by name.
-WITH_NAMES_OF_ORIGINALS = {"cable", "deberta", "fire", "hop", "kerple", "log_cpb", "music", "relative_2d"}
+WITH_NAMES_OF_ORIGINALS = {"cable", "deberta", "fire", "hop", "kerple", "log_cpb", "music", "pope", "relative_2d"}
 WITH_NAMES_OF_ORIGINALS |= {"relative_key", "shaw", "t5", "tener", "transformer_xl", "tupe", "xlnet"}
 # Names and shapes of parameters with D = 24, H = 3, P = 16 and the default options; of other schemes: none.
 PARAMETERS = {
+    "grape_m": "log_rate (4,)",
     "harmonic": "A (3, 16, 8); B (3, 16, 8); c (3, 16); V (3, 16, 8)",
     "huang_m1": "weight (16,)",
     "huang_m2": "weight (31,)",
@@ -76,6 +78,7 @@ REFUSED = {
     "nezha": [{"max_relative_position": 2**24}],
     "relation": [{"num_relations": 1}, {"num_relations": 5, "none_label": 5}, {"none_label": -1}],
     "relative_key": [{"clip": 16}],
+    "pope": [{"base": 0}],
     "rope": [{"rope_parameters": 10000.0}, {"layer_types": []}],
     "sandwich": [{"dim": 3}, {"dim": 2**24}],
     "t5": [{"buckets": 6}, {"max_distance": 8}],  # three for each side; 8 distances have buckets: log(8/8) = 0
@@ -86,7 +89,7 @@ REFUSED = {
 # Files of schemes by the largest error against the original code that `parity` in them may find.
 ORIGINALS = {
     0: ["disan"],
-    1e-12: ["tupe"],
+    1e-12: ["grape_m", "pope", "tupe"],
     5e-7: ["tener", "xlnet"],
     1e-6: ["alibi", "deberta", "kerple", "rope", "sinusoidal_2d", "t5"],
     2e-6: ["absolute", "cape", "fire", "music", "nezha", "relative_2d", "shaw"],

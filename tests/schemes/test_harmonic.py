@@ -25,7 +25,7 @@ from oracles import (
 )
 from torch import nn
 
-from hf_relpos import AttentionContext, RelPosBertConfig, RelPosBertModel, Terms, explain_backend
+from hf_relpos import RelPosBertConfig, RelPosBertModel, explain_backend
 from hf_relpos.attention.backends import chunked
 from hf_relpos.attention.backends.chunked import Chunked
 from hf_relpos.attention.call import AttentionCall
@@ -34,6 +34,7 @@ from hf_relpos.attention.dispatch import choose, run_attention
 from hf_relpos.attention.formula import TABLE_FIELDS, attend
 from hf_relpos.attention.fourier import FourierTable, geometric, with_fourier_features
 from hf_relpos.products.cpu_gemm import Library
+from hf_relpos.schemes import AttentionContext, Terms
 
 
 HEADS, SIZE, WAVES, PERIOD, KEYS = 3, 8, 3, 23, 9

@@ -11,8 +11,9 @@ from computed import Computed
 from oracles import array, layer_error, padding, tiny_attention, tiny_config
 from torch.autograd import gradcheck
 
-from hf_relpos import AttentionContext, RelPosBertModel, Table, Terms, attend
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.formula import featurewise_scores
+from hf_relpos.schemes import AttentionContext, Table, Terms, attend
 
 
 METHODS = ["huang_m1", "huang_m2", "huang_m3"]
@@ -67,12 +68,9 @@ def test_gradients_of_the_gain_by_feature(shared, batched):
     expected = torch.einsum("bhic,bhjc,bhijc->bhij", query, key, gathered.expand(2, 3, -1, -1, -1))
     assert (ours(query, key, rows) - expected).abs().max() <= 1e-12
     ahead = torch.randn_like(expected)
-    pairs = zip(
-        torch.autograd.grad(ours(query, key, rows), (query, key, rows), ahead),
-        torch.autograd.grad(expected, (query, key, rows), ahead),
-        strict=True,
-    )
-    assert all((one - other).abs().max() <= 1e-12 for one, other in pairs)
+    found = torch.autograd.grad(ours(query, key, rows), (query, key, rows), ahead)
+    wanted = torch.autograd.grad(expected, (query, key, rows), ahead)
+    assert all((one - other).abs().max() <= 1e-12 for one, other in zip(found, wanted, strict=True))
 
 
 def test_the_gain_by_feature_makes_nothing_of_size_length_times_keys_times_d():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import REAL, array, golden, layer_error, padding, tiny_attention, tiny_config, with_vectors
 
-from hf_relpos import AttentionContext, attend
+from hf_relpos.schemes import AttentionContext, attend
 from hf_relpos.schemes.registry import build_scheme
 
 
@@ -40,10 +40,8 @@ def test_equals_the_paper(max_distance, values, causal, per_head, out_of_range, 
 
 
 def test_by_default_decoders_look_left_and_encoders_both_ways():
-    shapes = {
-        is_decoder: tuple(build_scheme(tiny_config("music", is_decoder=is_decoder)).key_relative_embeddings.shape)
-        for is_decoder in (False, True)
-    }
+    schemes = {is_decoder: build_scheme(tiny_config("music", is_decoder=is_decoder)) for is_decoder in (False, True)}
+    shapes = {is_decoder: tuple(each.key_relative_embeddings.shape) for is_decoder, each in schemes.items()}
     assert shapes == {False: (3, 31, 8), True: (3, 16, 8)}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracles import golden, layer_error, padding, sine_cosine, tiny_attention, with_vectors
 
-from hf_relpos import AttentionContext
+from hf_relpos.schemes import AttentionContext
 
 
 def interleaved(position):

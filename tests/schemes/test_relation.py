@@ -11,8 +11,9 @@ import torch
 from errors import raises
 from oracles import REAL, array, extra_inputs, layer_error, tiny_attention, tiny_model, with_vectors
 
-from hf_relpos import AttentionContext, RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos import RelPosBertForMaskedLM, RelPosBertLMHeadModel, RelPosBertModel
 from hf_relpos.attention.context import TokenInputs
+from hf_relpos.schemes import AttentionContext
 
 
 def with_labels(labels):

@@ -20,7 +20,8 @@ from oracles import (
     with_vectors,
 )
 
-from hf_relpos import RelPosBertLMHeadModel, RelPosBertModel, attend
+from hf_relpos import RelPosBertLMHeadModel, RelPosBertModel
+from hf_relpos.schemes import attend
 from hf_relpos.schemes.registry import build_scheme
 
 

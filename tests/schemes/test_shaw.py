@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, padding, tiny_attention, tiny_config, with_vectors
 
-from hf_relpos import AttentionContext, attend
+from hf_relpos.schemes import AttentionContext, attend
 from hf_relpos.schemes.registry import build_scheme
 
 

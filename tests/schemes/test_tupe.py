@@ -13,8 +13,9 @@ import pytest
 import torch
 from oracles import REAL, array, golden, layer_error, load_projections, padding, tiny_attention, tiny_model
 
-from hf_relpos import AttentionContext, RelPosBertModel
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.context import Positions
+from hf_relpos.schemes import AttentionContext
 
 
 def bucket(r: int) -> int:

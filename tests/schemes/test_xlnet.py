@@ -9,8 +9,9 @@ import pytest
 import torch
 from oracles import array, golden, layer_error, load_projections, padding, sine_cosine, tiny_attention, tiny_model
 
-from hf_relpos import AttentionContext, RelPosBertModel
+from hf_relpos import RelPosBertModel
 from hf_relpos.attention.context import TokenInputs
+from hf_relpos.schemes import AttentionContext
 
 
 TYPES = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0, 0]])

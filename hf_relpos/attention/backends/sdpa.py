@@ -1,18 +1,19 @@
 """PyTorch's scaled_dot_product_attention, called through Transformers' function, with the terms as an additive mask.
 
-SDPA returns no attention weights, which the value-side term V needs. With values [v_j | e_j], where e_j is row j of
-the identity, it returns [Σ_j α_ij v_j | α_i], with α after dropout.
+SDPA returns no attention weights, which the value-side term V needs: eager computes a call with it.
 """
 
 from dataclasses import replace
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
 
 from ...host.transformers import ALL_ATTENTION_FUNCTIONS
 from ..call import AttentionCall
-from ..formula import Terms, allowed, content_scale, content_vectors, position_scores, position_values
+from ..formula import Terms, allowed, content_scale, content_vectors, position_scores
 from ..masks import finite, is_visible
+from .eager import Eager
 
 
 class Sdpa:
@@ -21,7 +22,7 @@ class Sdpa:
     name = "sdpa"
 
     def unsupported(self, call: AttentionCall) -> list[str]:
-        """Refuse terms that cannot be a bias, a BlockMask, and value tables, for which eager is faster."""
+        """Refuse terms that cannot be a bias, a BlockMask, and by default value tables, which eager computes."""
         reasons = unsupported_as_bias(call)
         if isinstance(call.mask, BlockMask):
             reasons.append("the mask is a BlockMask")
@@ -31,8 +32,10 @@ class Sdpa:
 
     def run(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output (B, L, H, d), and None. A query to which the scheme leaves no key gets zeros."""
+        if call.terms.value_table:
+            return Eager().run(call)[0], None
         lowered, visible = with_bias(call)
-        out = _run_with_weights(call, lowered) if call.terms.value_table else _run_with_transformers(lowered)
+        out = _run_with_transformers(lowered)
         if visible is not None:
             out = out * visible.any(-1).transpose(1, 2)[..., None]
         return out, None
@@ -87,31 +90,26 @@ def with_bias(call: AttentionCall) -> tuple[AttentionCall, torch.Tensor | None]:
     return replace(call, query=content, key=key, terms=terms, mask=mask, is_causal=is_causal, shared=None), visible
 
 
-def _run_with_weights(call: AttentionCall, lowered: AttentionCall) -> torch.Tensor:
-    """Compute the output with the value-side term, (B, L, H, d)."""
-    batch, heads, keys, size = lowered.value.shape
-    identity = torch.eye(keys, dtype=call.dtype, device=call.query.device)
-    value = torch.cat([lowered.value, identity.expand(batch, heads, -1, -1)], dim=-1)
-    out = _run_with_transformers(replace(lowered, value=value))
-    out, weights = out[..., :size], out[..., size:].transpose(1, 2)
-    positional = position_values(weights, call.terms, call.context)
-    assert positional is not None
-    return out + positional.transpose(1, 2).to(out.dtype)
-
-
 def _run_with_transformers(call: AttentionCall) -> torch.Tensor:
-    """Compute the output (B, L, H, d) of a call from `with_bias`, by Transformers' attention function."""
+    """Compute the output (B, L, H, d) of a call from `with_bias`, by Transformers' attention function.
+
+    Fused kernels need values as wide as queries, or keep all scores.
+    """
+    value, size = call.value, call.value.shape[-1]
+    if call.query.shape[-1] > size:
+        value = pad(value, (0, call.query.shape[-1] - size))
     out, _ = ALL_ATTENTION_FUNCTIONS[Sdpa.name](
         call.layer,
         call.query,
         call.key,
-        call.value,
+        value,
         call.mask,
         dropout=call.dropout,
         scaling=call.terms.scale,
         is_causal=call.is_causal,
         **call.options,
     )
+    out = out if value is call.value else out[..., :size]
     if torch.compiler.is_exporting():
         # SDPA is decomposed later, and may then have another memory layout than when the graph was made. `contiguous`
         # was no operation for that layout; a copy is always one.

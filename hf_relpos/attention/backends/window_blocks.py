@@ -16,7 +16,7 @@ import torch
 
 from ...host.tracing import first_order_only, is_traced, is_transformed
 from ..call import AttentionCall, Backend
-from ..formula import Table, Terms, content_vectors, map_tables
+from ..formula import Table, content_vectors, map_tables
 from ..sliding_window import SlidingWindowMask
 
 
@@ -60,8 +60,9 @@ class ByBlocks:
         """Return the output (B, L, H, d) and the attention weights, or None if there are none, as by blocks."""
         if not is_for_blocks(call):
             return self.backend.run(call)
-        _, query, key = content_vectors(call.query, call.key, Terms(rotate=call.terms.rotate), call.context)
-        call = replace(call, query=query, key=key, terms=replace(call.terms, rotate=None), shared=None)
+        _, query, key = content_vectors(call.query, call.key, call.terms, call.context)
+        terms = replace(call.terms, rotate=None, rotate_key=None)
+        call = replace(call, query=query, key=key, terms=terms, shared=None)
         seed = int(torch.randint(1 << 62, ())) if call.dropout else 0
         return _Blocks.apply(call, self.backend, seed, *_tensors(call)), None
 
@@ -136,6 +137,7 @@ def _block_of(call: AttentionCall, part: Part) -> tuple[AttentionCall, list[Sele
         key_length=part.keys.shape[0],
         start=int(call.context.start) + part.queries.start,
         keys=part.keys,
+        kept=None,
     )
     queries, pairs = Selection(part.queries), Selection(part.queries, -1, part.keys)
     keys = Selection(dim=2, entries=part.keys)

@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from graphlib import TopologicalSorter
 from itertools import chain
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 from ...attention.call import AttentionCall
 from ...attention.formula import Terms
+from ...attention.unpadding import Batch, RowGroup
 from ...schemes import registry
 from ...schemes.scheme import Scheme
 from ...version import __version__
@@ -52,9 +54,12 @@ SPDX-License-Identifier: Apache-2.0
 PACKAGE_ONLY = (
     AttentionCall.scores,
     Rows.of_group,
+    *(RowGroup.of, RowGroup.in_rows, RowGroup.tokens_of, RowGroup.length, RowGroup.count),
+    *(Batch.of, Batch.with_padding, Batch.tokens, Batch.dim, Batch.remove, Batch.restore, Batch.by_group),
     *(RelPosBertConfig.from_bert, RelPosBertConfig.from_dict, RelPosBertConfig.from_json_file),
     *(RelPosBertConfig.get_config_dict, RelPosBertConfig.has_absolute_table),
-    *(modeling.RelPosBertModel._inputs_of_groups, modeling.RelPosBertModel._terms_of_all_layers),
+    *(modeling.RelPosBertModel._prepared_groups, modeling.RelPosBertModel._terms_of_all_layers),
+    modeling.RelPosBertModel.unpads,
     modeling.RelPosBertPreTrainedModel.from_pretrained,
     layers.RelPosBertSelfAttention._attend_unpadded,
     *(Terms.all_tables, Terms.by_offset, Terms.only_content),
@@ -112,9 +117,7 @@ def bundle(config: Any) -> dict[str, str]:
     schemes = [scheme for scheme, _ in registry.parts_with_absolute_table(config)]
     for scheme in schemes:
         if not scheme.__module__.startswith(f"{PACKAGE}."):
-            raise NoCodeError(
-                f"the position scheme {scheme.name!r} is defined in {scheme.__module__}, not in {PACKAGE}"
-            )
+            raise NoCodeError(f"the scheme {scheme.name!r} is defined in {scheme.__module__}, not in {PACKAGE}")
     changed = {name: each.source for each in _module(stand_ins.__name__).definitions for name in each.names}
     classes = [_module(scheme.__module__).defining(scheme.__name__) for scheme in schemes]
     configuration = _closure([*classes, *_public(CONFIGURATION_MODULE)], changed)
@@ -124,10 +127,10 @@ def bundle(config: Any) -> dict[str, str]:
         "DEFAULT_SCHEME": f'DEFAULT_SCHEME = "{schemes[0].name}"',
         "MORE_SCHEMES": 'MORE_SCHEMES = "; this code of a saved model has no others: `pip install hf-relpos` has all"',
     }
-    listed = " + ".join(f'"{scheme.name}"' for scheme in schemes)
+    header = partial(HEADER.format, schemes=" + ".join(f'"{each.name}"' for each in schemes), version=__version__)
     return {
-        CONFIGURATION: _file("Configuration", listed, configuration, set(), CONFIGURATION_MODULE, changed),
-        MODELING: _file("Model", listed, model, configuration, MODELING_MODULE, changed),
+        CONFIGURATION: _file(header(title="Configuration"), configuration, set(), CONFIGURATION_MODULE, changed),
+        MODELING: _file(header(title="Model"), model, configuration, MODELING_MODULE, changed),
     }
 
 
@@ -166,11 +169,10 @@ def _cut(statement: ast.ClassDef, in_schemes: bool) -> set[int]:
     """Take the methods that only the package has out of a class; the indices of their lines."""
     only_here = {getattr(method, "fget", method).__qualname__ for method in PACKAGE_ONLY}
     owner = "Scheme" if in_schemes else statement.name
-    cut = {
-        each: own for each, own in _with_lines(statement.body) if f"{owner}.{getattr(each, 'name', '')}" in only_here
-    }
-    statement.body = [each for each in statement.body if each not in cut]
-    return set().union(*cut.values())
+    lines = dict(_with_lines(statement.body))
+    cut = [each for each in lines if f"{owner}.{getattr(each, 'name', '')}" in only_here]
+    statement.body = [each for each in lines if each not in cut]
+    return set().union(*(lines[each] for each in cut))
 
 
 def _read_import(module: Module, package: str, statement: ast.Import | ast.ImportFrom) -> None:
@@ -182,9 +184,7 @@ def _read_import(module: Module, package: str, statement: ast.Import | ast.Impor
         elif not statement.level:
             module.absolute[bound] = (str(statement.module), alias.name)
         elif statement.module is None or bound != alias.name:
-            raise BundleError(
-                f"{module.name}: {ast.unparse(statement)}; code of saved models takes only `from .module import name`"
-            )
+            raise BundleError(f"{module.name}: {ast.unparse(statement)}; only `from .module import name` is bundled")
         else:
             parents = package.split(".")
             base = parents[: len(parents) - statement.level + 1]
@@ -262,12 +262,7 @@ def _in_order(modules: set[str]) -> list[str]:
 
 
 def _file(
-    title: str,
-    schemes: str,
-    definitions: set[Definition],
-    imported: set[Definition],
-    entry: str,
-    changed: Mapping[str, str],
+    header: str, definitions: set[Definition], imported: set[Definition], entry: str, changed: Mapping[str, str]
 ) -> str:
     """One of the two files, which may import definitions from the other, and has the `__all__` of a module."""
     modules = [_module(name) for name in _in_order({definition.module for definition in definitions})]
@@ -281,7 +276,7 @@ def _file(
             if meaning not in definitions:
                 _claim(names, name, meaning)
     from_other = sorted(name for name, each in names.items() if each in imported)
-    parts = [HEADER.format(title=title, schemes=schemes, version=__version__)]
+    parts = [header]
     parts.append(_imports({name: each for name, each in names.items() if isinstance(each, tuple)}))
     if from_other:
         parts.append(_from("." + CONFIGURATION.removesuffix(".py"), from_other))

@@ -69,11 +69,8 @@ def save_code(config: Any, save_directory: str | os.PathLike[str]) -> bool:
         if clashes := files_in_the_way(target):
             raise NoCodeError(f"files that are not hf_relpos's are left as they are ({', '.join(clashes)})")
     except NoCodeError as error:
-        warnings.warn(
-            f"{target}: {error}, so the code of the model was not saved there, and trust_remote_code=True cannot "
-            "load it without hf_relpos; set model.config.save_code = False to silence this warning",
-            stacklevel=4,
-        )
+        lost = f"{target}: {error}, so the code of the model was not saved there, and only hf_relpos loads it"
+        warnings.warn(f"{lost}; set model.config.save_code = False to silence this warning", stacklevel=4)
         return False
     for name, text in files.items():
         _write_whole(os.path.join(target, name), text)

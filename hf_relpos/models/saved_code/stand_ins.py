@@ -11,7 +11,6 @@ from ...attention.formula import Terms
 
 
 Backend = Any
-UnpaddedBatch = Any
 
 
 class SharedTerms:

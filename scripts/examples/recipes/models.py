@@ -102,7 +102,8 @@ def check_scheme(args: ModelArguments, config: Any) -> None:
         names = " ".join(args.position_embedding_type)
         raise ValueError(
             f"--position_embedding_type {names}: {args.model_name_or_path} has {found!r}. Convert it first: hf-relpos "
-            f"convert {args.model_name_or_path} OUT --scheme {names}; or give --tokenizer_name alone, for a new model"
+            f"convert {args.model_name_or_path} OUT --position-embedding-type {names}; or "
+            "give --tokenizer_name alone, for a new model"
         )
 
 
