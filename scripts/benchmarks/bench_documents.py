@@ -7,8 +7,8 @@
 `--data` is a clone of QMSum (Zhong et al. 2021, github.com/Yale-LILY/QMSum). As in LongEmbed (Zhu et al. 2024,
 arXiv 2404.12096) the documents are the transcripts of its parts train and val, each turn after its speaker, and the
 queries are the summaries, each once, of which the meeting has to be found: 1,527 queries, 197 documents of 10,058
-words. Nothing is trained. Beside them: BM25 and late interaction, as in bench_passkeys.py; without `--converted` only
-these are measured. Writes OUT/documents.json and .md.
+words. Nothing is trained. Beside them: BM25, as in bench_passkeys.py; without `--converted` only that is measured.
+Writes OUT/documents.json and .md.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_passkeys import BESIDE, CHUNK, PASSAGE, Windows, question_vectors, read, row_of, vectors
+from bench_passkeys import CHUNK, PASSAGE, Windows, by_words, question_vectors, read, row_of, vectors
 from shared.arguments import RESULTS, positive_int
 from shared.measuring import environment
 from shared.process import start_quietly
@@ -155,7 +155,7 @@ QMSum as in LongEmbed (arXiv 2404.12096): {documents} transcripts of {tokens:,} 
 
 `{command}`
 
-BM25 and late interaction: {beside_machine}
+BM25: {beside_machine}
 
 `{beside_command}`
 
@@ -203,10 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif not content:
         parser.error(f"--out {args.out}: there are no results to add to; give --converted")
     content |= {"beside": {}, "beside_environment": about}
-    for name, scored in BESIDE.items():
-        ndcg, interval = mean_and_interval(gains(scored(source, bodies, queries), own), own, len(texts))
-        content["beside"][name] = {"ndcg": ndcg, "interval": interval}
-        print(name, ndcg, flush=True)
+    ndcg, interval = mean_and_interval(gains(by_words(source, bodies, queries), own), own, len(texts))
+    content["beside"]["BM25"] = {"ndcg": ndcg, "interval": interval}
     ways: Iterator[Way] = iter(())
     if args.converted:
         windows = itertools.chain.from_iterable(by_windows(source, bodies, queries, size) for size in args.windows)

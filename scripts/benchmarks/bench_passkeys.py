@@ -201,7 +201,7 @@ def by_token_states(source: Encoder, bodies: Sequence[Sequence[int]], questions:
 
     Documents are read in windows of `PASSAGE` tokens, of which those that several share are read once.
     """
-    inner, tokenizer = PASSAGE - 2, source.tokenizer
+    inner, tokenizer = min(PASSAGE, source.model.config.max_position_embeddings) - 2, source.tokenizer
     unit = functools.partial(nn.functional.normalize, dim=-1)
     rows = tokenizer(questions).input_ids
     asked = torch.cat([unit(states) for states in read(source, rows)]).bfloat16()
