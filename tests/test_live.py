@@ -145,6 +145,13 @@ def test_outputs_and_gradients_are_those_of_stock(name, padding, backend):
     assert_accelerated_as_stock(model, inputs, tolerance(name))
 
 
+@pytest.mark.parametrize("name", ACCELERATED)
+def test_outputs_and_gradients_in_float32(name, backend):
+    """To the bound that docs/live.md states."""
+    model, inputs = build(name, torch.float32), batch("right", token_types=name not in WITHOUT_TOKEN_TYPES)
+    assert_accelerated_as_stock(model, inputs, 1e-5)
+
+
 @pytest.mark.parametrize("accelerate", [attention_alone, optimize])
 @pytest.mark.parametrize("name", ["v3", "v1"])
 def test_forward_mode_and_transforms_of_position_parameters(name, accelerate, backend):

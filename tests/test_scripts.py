@@ -140,8 +140,14 @@ def test_pass_keys_are_looked_for(teacher, tmp_path):
     bench = import_script("bench_passkeys")
     files = [f"--{name}={teacher / 'teacher'}" for name in ("source", "converted")]
     bench.main([*files, f"--text={teacher / 'held.txt'}", f"--out={tmp_path}", "--lengths=28", "--keys=50"])
-    rows = json.loads((tmp_path / "passkeys.json").read_text())["rows"]
-    assert all(found[1] == 50 for kind in rows.values() for found in kind["28"].values())
+    found = json.loads((tmp_path / "passkeys.json").read_text())
+    rows, beside = found["rows"], found["beside"]
+    assert all(found[1] == 50 for kind in [*rows.values(), *beside.values()] for found in kind["28"].values())
+    bench.main([files[0], f"--text={teacher / 'held.txt'}", f"--out={tmp_path}", "--lengths=28", "--keys=50"])
+    again = json.loads((tmp_path / "passkeys.json").read_text())
+    assert again["rows"] == rows and again["beside"] == beside  # only the latter are measured again
+    with pytest.raises(SystemExit):
+        bench.main([files[0], f"--text={teacher / 'held.txt'}", f"--out={tmp_path / 'new'}", "--keys=50"])
     assert bench.lost_to_filler(torch.ones(2, 30)) == [True, True] and not any(bench.lost_to_filler(torch.eye(30)))
     assert bench.found(torch.eye(100)) == [True] * 100 and bench.found(torch.zeros(50, 50)) == [False] * 50
 
@@ -163,6 +169,7 @@ def test_documents_are_found_by_their_summaries(teacher, tmp_path):
     content = json.loads((tmp_path / "documents.json").read_text())
     assert content["documents"] == 24 and content["queries"] <= 24  # each summary once
     rows = content["rows"]
+    assert 0 < content["beside"]["BM25"]["ndcg"] <= 1
     assert rows["source, first 16 tokens"]["vectors"] == 1 < rows["source, best of windows of 16"]["vectors"]
     assert all(row["interval"][0] <= row["ndcg"] <= row["interval"][1] for row in rows.values())
     assert "late chunking" in (tmp_path / "documents.md").read_text()

@@ -7,7 +7,8 @@
 `--data` is a clone of QMSum (Zhong et al. 2021, github.com/Yale-LILY/QMSum). As in LongEmbed (Zhu et al. 2024,
 arXiv 2404.12096) the documents are the transcripts of its parts train and val, each turn after its speaker, and the
 queries are the summaries, each once, of which the meeting has to be found: 1,527 queries, 197 documents of 10,058
-words. Nothing is trained. Writes OUT/documents.json and .md.
+words. Nothing is trained. Beside them: BM25, as in bench_passkeys.py; without `--converted` only that is measured.
+Writes OUT/documents.json and .md.
 """
 
 import argparse
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_passkeys import CHUNK, PASSAGE, Windows, question_vectors, read, row_of, vectors
+from bench_passkeys import CHUNK, PASSAGE, Windows, by_words, question_vectors, read, row_of, vectors
 from shared.arguments import RESULTS, positive_int
 from shared.measuring import environment
 from shared.process import start_quietly
-from shared.reports import Table, machine_and_versions, markdown_sections, print_tables, write_report
+from shared.reports import Table, machine_and_versions, markdown_sections, print_tables, stored, write_report
 from torch import nn
 
 from hf_relpos import optimize
@@ -134,15 +135,18 @@ def tables(content: dict[str, Any]) -> list[Table]:
             cells[1] = f"{row['less']:+.3f} ({low:+.3f} … {high:+.3f})"
         lines.append([name, *cells, f"{row['vectors']:.0f}", f"{row['seconds']:.2f}"])
     columns = ["", "nDCG@10 (95 % interval)", "less the best", "vectors a document", "CPU s a document"]
+    beside = content["beside"]
+    others = [[name, "{:.3f} ({:.3f}–{:.3f})".format(row["ndcg"], *row["interval"])] for name, row in beside.items()]
     published = [[f"[{name}]({folder})", f"{score:.3f}"] for name, (score, folder) in PUBLISHED.items()]
-    return [("Measured", columns, lines), ("Published", ["", "nDCG@10"], published)]
+    made = [("Measured", columns, lines), ("Other than by vectors", columns[:2], others)]
+    return [*made, ("Published", ["", "nDCG@10"], published)]
 
 
 TEXT = """\
 # Meetings found by their summaries
 
-**{verdict}** Best: "{best}", nDCG@10 {best_score:.3f} with {best_vectors:.0f} vectors a document.
-Best with one vector a document: "{one}", {one_score:.3f}.
+**{verdict}** BM25, without a model: nDCG@10 {bm25:.3f}. Best by vectors: "{best}", {best_score:.3f} with
+{best_vectors:.0f} vectors a document. Best with one vector a document: "{one}", {one_score:.3f}.
 
 QMSum as in LongEmbed (arXiv 2404.12096): {documents} transcripts of {tokens:,} tokens on average, to be found by
 {queries:,} summaries of parts of them. The source is {source}. Nothing was trained for it.
@@ -150,6 +154,10 @@ QMSum as in LongEmbed (arXiv 2404.12096): {documents} transcripts of {tokens:,} 
 {machine}
 
 `{command}`
+
+BM25: {beside_machine}
+
+`{beside_command}`
 
 Intervals are those of {draws:,} resamples of the documents. CPU seconds are of one thread, with `hf_relpos.optimize`.
 """
@@ -159,44 +167,58 @@ def card(content: dict[str, Any]) -> str:
     """documents.md."""
     rows, best, about = content["rows"], content["best"], content["environment"]
     one = max((name for name in rows if rows[name]["vectors"] == 1), key=lambda name: rows[name]["ndcg"])
-    verdict = "Windows win." if best.startswith("source") else "The converted model wins."
+    verdict = "Windows beat one vector." if best.startswith("source") else "The converted model beats windows."
     if not any(name.startswith("converted") for name in rows):
-        verdict = "Only windows of the source were measured."
+        verdict = "Of vectors, only windows of the source were measured."
     scores = {"best_score": rows[best]["ndcg"], "best_vectors": rows[best]["vectors"], "one_score": rows[one]["ndcg"]}
     where = {"machine": machine_and_versions(about), "command": about["command"], "draws": DRAWS}
+    later = content["beside_environment"]
+    where |= {"beside_machine": machine_and_versions(later), "beside_command": later["command"]}
+    scores["bm25"] = content["beside"]["BM25"]["ndcg"]
     return TEXT.format(**content, **scores, **where, one=one, verdict=verdict) + markdown_sections(tables(content))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", required=True, help="sentence encoder with absolute positions")
-    parser.add_argument("--converted", required=True, help="its conversion")
+    parser.add_argument("--converted", help="its conversion; without it the other rows of OUT stay")
     parser.add_argument("--data", required=True, type=Path, help="a clone of QMSum")
     parser.add_argument("--windows", type=positive_int, nargs="+", default=(512, 256), help="tokens of windows")
     parser.add_argument("--threads", type=positive_int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmarks")
     args = parser.parse_args(arguments)
     start_quietly(args.threads)
-    source, converted = load_encoder(args.source), load_encoder(args.converted)
-    for encoder in (source, converted):
+    encoders = [load_encoder(each) for each in (args.source, args.converted) if each]
+    source, about = encoders[0], environment()
+    for encoder in encoders:
         optimize(encoder.model)
     texts, queries, own = read_meetings(args.data)
     if not texts:
         parser.error(f"--data {args.data}: there are no meetings in its data/ALL/train and val; give a clone of QMSum")
     bodies = source.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-    content: dict[str, Any] = {"source": Path(args.source).name, "documents": len(texts), "queries": len(queries)}
-    content |= {"tokens": sum(map(len, bodies)) // len(bodies), "rows": {}, "environment": environment()}
-    windows = itertools.chain.from_iterable(by_windows(source, bodies, queries, size) for size in args.windows)
+    content: dict[str, Any] = stored(args.out / "documents")
+    if args.converted:
+        content = {"source": Path(args.source).name, "documents": len(texts), "queries": len(queries)}
+        content |= {"tokens": sum(map(len, bodies)) // len(bodies), "rows": {}, "environment": about}
+    elif not content:
+        parser.error(f"--out {args.out}: there are no results to add to; give --converted")
+    content |= {"beside": {}, "beside_environment": about}
+    ndcg, interval = mean_and_interval(gains(by_words(source, bodies, queries), own), own, len(texts))
+    content["beside"]["BM25"] = {"ndcg": ndcg, "interval": interval}
+    ways: Iterator[Way] = iter(())
+    if args.converted:
+        windows = itertools.chain.from_iterable(by_windows(source, bodies, queries, size) for size in args.windows)
+        ways = itertools.chain(windows, by_conversion(encoders[1], bodies, queries))
     values: dict[str, torch.Tensor] = {}
-    for name, scores, count, seconds in itertools.chain(windows, by_conversion(converted, bodies, queries)):
+    for name, scores, count, seconds in ways:
         values[name] = gains(scores, own)
         content["rows"][name] = {"vectors": round(count, 1), "seconds": round(seconds, 3)}
         content["best"] = best = max(values, key=lambda way: float(values[way].mean()))
         for way, row in content["rows"].items():
             row["ndcg"], row["interval"] = mean_and_interval(values[way], own, len(texts))
             row["less"], row["less_interval"] = mean_and_interval(values[way] - values[best], own, len(texts))
-        write_report(args.out / "documents", content, card(content))
         print(name, content["rows"][name]["ndcg"], flush=True)
+    write_report(args.out / "documents", content, card(content))
     print_tables(tables(content))
 
 

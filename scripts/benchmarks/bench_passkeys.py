@@ -7,11 +7,13 @@ question about the person has to find its document among 50 (Zhu et al. 2024, ar
 for all documents: sentences that repeat, or a text; the key takes the place of as many tokens. A window without a key
 is thus in all documents but a few; where it is the closest to the question, the best window finds none, which is
 counted, too. Without training, both are also read by the state of [CLS]: of each window, and of landmarks between
-chunks of the converted model's text, whose mean is the vector (arXiv 2601.21525). Writes OUT/passkeys.json and .md;
-`--converted` is a result of `hf-relpos convert`.
+chunks of the converted model's text, whose mean is the vector (arXiv 2601.21525). Beside them: BM25 (bm25s with its
+defaults), and late interaction as in ColBERT (arXiv 2004.12832) by the source's token states, untrained. Writes
+OUT/passkeys.json and .md; `--converted` is a result of `hf-relpos convert`. Without it only those beside are measured.
 """
 
 import argparse
+import functools
 import itertools
 import math
 import time
@@ -19,11 +21,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import bm25s
 import torch
 from shared.arguments import RESULTS, positive_int
 from shared.measuring import environment
 from shared.process import start_quietly
-from shared.reports import Table, describe, markdown_sections, print_tables, write_report
+from shared.reports import Table, describe, machine_and_versions, markdown_sections, print_tables, stored, write_report
 from torch import nn
 
 from hf_relpos import optimize
@@ -184,6 +187,41 @@ def by_conversion(converted: Encoder, bodies: Sequence[Sequence[int]], questions
     }
 
 
+def by_words(source: Encoder, bodies: Sequence[Sequence[int]], questions: list[str]) -> torch.Tensor:
+    """Scores (questions, documents) by BM25, from the words that both hold."""
+    texts = [source.tokenizer.decode(body) for body in bodies]
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
+    asked = bm25s.tokenize(questions, return_ids=False, show_progress=False)
+    return torch.stack([torch.from_numpy(index.get_scores(words)) for words in asked])
+
+
+def by_token_states(source: Encoder, bodies: Sequence[Sequence[int]], questions: list[str]) -> torch.Tensor:
+    """Scores (questions, documents): over a question's tokens, the sum of each one's closest token of a document.
+
+    Documents are read in windows of `PASSAGE` tokens, of which those that several share are read once.
+    """
+    inner, tokenizer = min(PASSAGE, source.model.config.max_position_embeddings) - 2, source.tokenizer
+    unit = functools.partial(nn.functional.normalize, dim=-1)
+    rows = tokenizer(questions).input_ids
+    asked = torch.cat([unit(states) for states in read(source, rows)]).bfloat16()
+    owner = torch.arange(len(rows)).repeat_interleave(torch.tensor(list(map(len, rows))))
+    known: dict[tuple[int, ...], torch.Tensor] = {}  # window to the closeness of its closest token to each of `asked`
+    scores = []
+    for body in bodies:
+        windows = [tuple(row_of(tokenizer, body[start : start + inner])) for start in range(0, len(body), inner)]
+        unknown = [each for each in dict.fromkeys(windows) if each not in known]
+        for window, states in zip(unknown, read(source, unknown), strict=True):
+            closest = [(part @ unit(states).bfloat16().T).amax(1) for part in asked.split(4096)]
+            known[window] = torch.cat(closest).float()
+        closest = torch.stack([known[window] for window in windows]).amax(0)
+        scores.append(torch.zeros(len(rows)).index_add_(0, owner, closest))
+    return torch.stack(scores, 1)
+
+
+BESIDE = {"BM25": by_words, "late interaction of the source's token states, untrained": by_token_states}
+
+
 def question_vectors(encoder: Encoder, questions: list[str]) -> torch.Tensor:
     """The `vectors` of questions, (2, questions, D)."""
     rows = encoder.tokenizer(questions).input_ids
@@ -192,7 +230,11 @@ def question_vectors(encoder: Encoder, questions: list[str]) -> torch.Tensor:
 
 def tables(content: dict[str, Any]) -> list[Table]:
     """A table of the means of both fillers, and one of each, with intervals."""
-    rows = content["rows"]
+    beside = content["beside"]
+    rows = {
+        kind: {length: found | beside[kind].get(length, {}) for length, found in row.items()}
+        for kind, row in content["rows"].items()
+    }
     lengths = list(next(iter(rows.values())))
     known = dict.fromkeys(way for lengths_of in rows.values() for row in lengths_of.values() for way in row)
     ways = [way for way in known if not way.startswith("–")]  # how often filler was found is in the JSON file
@@ -215,10 +257,12 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 def card(content: dict[str, Any]) -> str:
     """passkeys.md."""
+    beside = content["beside_environment"]
     return (
         f"# Pass keys in long texts\n\n{describe(content['environment'])}\n"
         f"{content['keys']} keys for each length and filler; {content['source']} and its conversion with "
-        f"`attention_window={content['window']}`. Chance is {1 / len(NAMES):.2f}.\n"
+        f"`attention_window={content['window']}`. Chance is {1 / len(NAMES):.2f}.\n\n"
+        f"BM25 and late interaction: {machine_and_versions(beside)}\n\n`{beside['command']}`\n"
         f"{markdown_sections(tables(content))}"
     )
 
@@ -226,7 +270,7 @@ def card(content: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", required=True, help="sentence encoder with absolute positions")
-    parser.add_argument("--converted", required=True, help="its conversion")
+    parser.add_argument("--converted", help="its conversion; without it the other rows of OUT stay")
     parser.add_argument("--text", required=True, type=Path, help="text of the second filler")
     parser.add_argument("--window", type=positive_int, help="attention_window of the conversion, if not its own")
     parser.add_argument("--keys", type=positive_int, default=200, help="for each length and filler; a multiple of 50")
@@ -237,20 +281,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.keys % len(NAMES):
         parser.error(f"--keys {args.keys}: give a multiple of {len(NAMES)}")
     start_quietly(args.threads)
-    source, converted = load_encoder(args.source), load_encoder(args.converted)
-    window = args.window or getattr(converted.model.config, "attention_window", None)
-    converted.model.config.attention_window = window
-    for encoder in (source, converted):
+    encoders = [load_encoder(each) for each in (args.source, args.converted) if each]
+    source, about = encoders[0], environment()
+    window = args.window or getattr(encoders[-1].model.config, "attention_window", None)
+    for encoder in encoders:
         optimize(encoder.model)
     texts = {"sentences that repeat": REPEATED, "a text": " ".join(itertools.islice(read_texts(args.text), 1000))}
-    content: dict[str, Any] = {"source": Path(args.source).name, "environment": environment(), "keys": args.keys}
-    content |= {"window": window, "rows": {kind: {} for kind in texts}}
+    content: dict[str, Any] = stored(args.out / "passkeys")
+    if args.converted:
+        encoders[1].model.config.attention_window = window
+        content = {"source": Path(args.source).name, "environment": about, "keys": args.keys, "window": window}
+        content["rows"] = {kind: {} for kind in texts}
+    elif not content:
+        parser.error(f"--out {args.out}: there are no results to add to; give --converted")
+    content |= {"beside": {kind: {} for kind in texts}, "beside_environment": about}
     for length, (kind, text) in itertools.product(args.lengths, texts.items()):
         started = time.monotonic()
         questions = [QUESTION.format(name=NAMES[number % len(NAMES)]) for number in range(args.keys)]
         bodies = documents(source.tokenizer, text, length, args.keys)
-        ways = by_windows(source, bodies, questions) | by_conversion(converted, bodies, questions)
-        content["rows"][kind][str(length)] = {way: [sum(hits), len(hits)] for way, hits in ways.items()}
+        ways = {"beside": {name: found(scored(source, bodies, questions)) for name, scored in BESIDE.items()}}
+        if args.converted:
+            ways["rows"] = by_windows(source, bodies, questions) | by_conversion(encoders[1], bodies, questions)
+        for part, rows in ways.items():
+            content[part][kind][str(length)] = {way: [sum(hits), len(hits)] for way, hits in rows.items()}
         print(f"{kind}, {length} tokens: {time.monotonic() - started:.0f} s", flush=True)
         write_report(args.out / "passkeys", content, card(content))
     print_tables(tables(content))
