@@ -71,8 +71,7 @@ def test_random_in_training_only():
 def test_every_row_of_the_batch_is_drawn_apart():
     """Also where the position ids, being the same for all rows, are given once."""
     model = tiny_model(RelPosBertModel, "cape").train()
-    ids = torch.randint(1, 50, (1, 9)).expand(4, -1)
-    rows = model.embeddings(ids)
+    rows = model.embeddings(torch.randint(1, 50, (1, 9)).expand(4, -1))
     assert min((rows[a] - rows[b]).abs().max() for a in range(4) for b in range(a)) > 1e-3
 
 

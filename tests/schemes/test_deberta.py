@@ -76,8 +76,7 @@ def test_equals_the_released_form(kinds, max_distance, hidden):
 def test_equals_the_second_version(options, length):
     layer = tiny_attention("deberta", position_options=options)
     hidden = torch.randn(1, length, 24, dtype=torch.float64)
-    real = padding([length - 1], length)
-    assert layer_error(layer, hidden, real, paper(layer, buckets=8)) <= 1e-10
+    assert layer_error(layer, hidden, padding([length - 1], length), paper(layer, buckets=8)) <= 1e-10
 
 
 def test_short_inputs_take_the_middle_of_the_table():
@@ -87,8 +86,7 @@ def test_short_inputs_take_the_middle_of_the_table():
     embeddings, _ = shared(AttentionContext(5, 5))
     assert torch.equal(embeddings, shared.rel_embeddings.weight[12:21])
     layer(torch.randn(1, 5, 24, dtype=torch.float64))[0].square().sum().backward()
-    reached = shared.rel_embeddings.weight.grad.abs().sum(-1) > 0
-    assert reached.tolist() == [12 <= row <= 20 for row in range(32)]
+    assert (shared.rel_embeddings.weight.grad.abs().sum(-1) > 0).tolist() == [12 <= row <= 20 for row in range(32)]
 
 
 @torch.no_grad()

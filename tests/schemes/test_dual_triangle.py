@@ -23,6 +23,5 @@ def test_equals_the_paper():
 @pytest.mark.parametrize("heads, back", [(4, 2), (3, 2), (1, 1)])
 def test_the_first_half_of_the_heads_looks_back(heads, back, name, first):
     """And the others ahead; `first` is the smallest distance that is hidden."""
-    layer = tiny_attention(name, num_attention_heads=heads)
-    weights = layer(torch.randn(1, 6, 24, dtype=torch.float64))[1][0]
+    weights = tiny_attention(name, num_attention_heads=heads)(torch.randn(1, 6, 24, dtype=torch.float64))[1][0]
     assert (weights[:back].triu(first) == 0).all() and (weights[back:].tril(-first) == 0).all()

@@ -44,10 +44,8 @@ def test_is_not_a_function_of_the_offset_above_the_threshold(hidden):
     """Positions matter themselves: given ones must reach it, and a cache must not restart them."""
     layer = tiny_attention("fire", position_options={"threshold": 5})
     module = layer.distance_embedding.bias
-    positions = torch.arange(9).expand(2, -1) + 40
-    context = AttentionContext(9, 9, positions=Positions(positions, 9 - 1))
-    everyone = padding([9, 9], 9)
-    assert layer_error(layer, hidden, everyone, paper(module, 5, start=40), context=context) <= 1e-10
+    context = AttentionContext(9, 9, positions=Positions(torch.arange(9).expand(2, -1) + 40, 9 - 1))
+    assert layer_error(layer, hidden, padding([9, 9], 9), paper(module, 5, start=40), context=context) <= 1e-10
     last = module(AttentionContext(2, 9, start=9 - 2))
     assert (last - module(AttentionContext(9, 9))[:, :, -2:]).abs().max() == 0
 

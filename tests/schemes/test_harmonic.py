@@ -206,13 +206,11 @@ def test_long_rows_are_plain_attention_and_no_table_is_made(rate, taken, heads, 
 @pytest.mark.parametrize("other", ["alibi", "t5", "disan", "transformer_xl", "relative_key", "shaw", "huang_m1"])
 def test_beside_other_schemes(other):
     """With a bias or hidden keys as features; as rows beside tables of vectors and a gain."""
-    name = ["harmonic", other]
-    model = tiny_model(RelPosBertModel, name, "eager").double()
+    model = tiny_model(RelPosBertModel, ["harmonic", other], "eager").double()
     ids, mask = torch.randint(5, 50, (2, 11)), padding([11, 7], 11).long()
     expected = model(ids, attention_mask=mask).last_hidden_state
     model.set_attn_implementation("relpos")
-    got = model(ids, attention_mask=mask).last_hidden_state
-    assert ((got - expected) * mask[..., None]).abs().max() <= 1e-10
+    assert ((model(ids, attention_mask=mask).last_hidden_state - expected) * mask[..., None]).abs().max() <= 1e-10
 
 
 @pytest.mark.parametrize("shift", [1_000, 1_000_000])
@@ -222,8 +220,7 @@ def test_far_positions_are_as_exact_as_near_ones(backend, shift):
     tensors = [torch.randn(1, HEADS, KEYS, SIZE) for _ in range(3)]
     table, outputs = coefficients("ABcV", dtype=torch.float32), []
     for first in (0, shift):
-        positions = torch.arange(first, first + KEYS)[None]
-        context = AttentionContext(KEYS, KEYS, positions=Positions(positions, KEYS))
+        context = AttentionContext(KEYS, KEYS, positions=Positions(torch.arange(first, first + KEYS)[None], KEYS))
         outputs.append(run_attention(backend, call_of(tensors, table, context))[0])
     assert (outputs[1] - outputs[0]).abs().max() <= 2e-5
 
@@ -249,8 +246,7 @@ def test_features_lose_no_more_than_rows(dtype):
 def test_fresh_tables_are_as_large_as_those_of_other_schemes():
     config = tiny_config("harmonic", initializer_range=0.1, position_options={"waves": 8}, hidden_size=384)
     scheme = RelPosBertModel(config).encoder.layer[0].attention.self.distance_embedding
-    rows = scheme(AttentionContext(64, 64)).query_table[0].rows
-    assert 0.09 <= rows.std() <= 0.11
+    assert 0.09 <= scheme(AttentionContext(64, 64)).query_table[0].rows.std() <= 0.11
 
 
 def test_frequencies():

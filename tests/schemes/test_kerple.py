@@ -65,8 +65,7 @@ def test_steep_powers_in_half_precision():
 
 
 def test_initialisation():
-    layer = tiny_attention("kerple", hidden_size=240, num_attention_heads=120)
-    shared = layer.shared_distance_embedding
+    shared = tiny_attention("kerple", hidden_size=240, num_attention_heads=120).shared_distance_embedding
     shared.init_weights(0.02)
     assert 0 <= shared.bias_p.min() and 1.7 < shared.bias_p.max() <= 2 and 0.85 < shared.bias_a.max() <= 1
     assert 0.8 < shared.bias_p.mean() < 1.2 and 0.4 < shared.bias_a.mean() < 0.6
@@ -88,5 +87,4 @@ def parity(kind: str) -> float:
     context = AttentionContext(length, length, layer=LayerInputs(shared=layer.shared_distance_embedding(context)))
     bias = layer.distance_embedding(context).bias[0].scalars(context)
     expected = tensors[f"{kind}.out"]
-    error = (tensors["scores"] + bias - expected).abs() / expected.abs().clamp(min=1)
-    return error.tril().max().item()
+    return ((tensors["scores"] + bias - expected).abs() / expected.abs().clamp(min=1)).tril().max().item()

@@ -52,8 +52,7 @@ def parity(length: int) -> float:
     config, tensors = golden("log_cpb")
     options, parts = {"window": config["window"]}, [(0, "weight"), (0, "bias"), (2, "weight")]
     scheme = tiny_attention("log_cpb", dtype=torch.float32, position_options=options).distance_embedding
-    weights = {f"cpb_mlp.{n}.{kind}": tensors[f"{kind}.{n}"] for n, kind in parts}
-    scheme.load_state_dict(weights, strict=True)
+    scheme.load_state_dict({f"cpb_mlp.{n}.{kind}": tensors[f"{kind}.{n}"] for n, kind in parts}, strict=True)
     context = AttentionContext(length, length)
     (table,) = scheme(context).bias
     return (table.scalars(context)[0] + 8 - tensors[f"{length}.scores"]).abs().max().item()

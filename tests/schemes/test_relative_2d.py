@@ -87,8 +87,7 @@ def parity(case: str) -> float:
     height, width = settings["height"], settings["width"]
     options = {key: settings[key] for key in ("max_relative_position", "per_head")}
     scheme = build_scheme(tiny_config("relative_2d", position_options=options))
-    tables = {name: tensors[f"{case}.{name}"] for name, _ in scheme.named_parameters()}
-    scheme.load_state_dict(tables, strict=True)
+    scheme.load_state_dict({name: tensors[f"{case}.{name}"] for name, _ in scheme.named_parameters()}, strict=True)
     query, key, value, expected = (tensors[f"{case}.{n}"].flatten(2, 3) for n in ("query", "key", "value", "out"))
     context = on_grid(grid_ids(height, width).expand(sizes["batch"], -1, -1))
     mask = padding([height * width, height * width - sizes["hidden"]], height * width)[:, None, None, :]

@@ -55,8 +55,7 @@ VARIANTS = {
 @pytest.mark.parametrize("case", VARIANTS)
 def test_equals_the_paper(case, hidden):
     options, how = VARIANTS[case]
-    layer = tiny_attention("rope", position_options=options)
-    assert layer_error(layer, hidden, REAL, paper(**how)) <= 1e-10
+    assert layer_error(tiny_attention("rope", position_options=options), hidden, REAL, paper(**how)) <= 1e-10
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.02), (torch.float16, 0.002)])
@@ -148,8 +147,7 @@ def test_layers_have_the_angles_of_their_kind():
         expected, _ = modernbert.apply_rotary_pos_emb(vectors, vectors, *stock(vectors, positions, kind))
         found = rotated(layer.attention.self.distance_embedding, vectors, 40)
         assert (found - expected).abs().max() <= 1e-5  # which computes in float32
-    ids = torch.randint(1, 50, (2, 40))
-    states = model(ids, output_hidden_states=True).hidden_states
+    states = model(torch.randint(1, 50, (2, 40)), output_hidden_states=True).hidden_states
     for layer, kind, before, after in zip(model.encoder.layer, layers, states, states[1:], strict=False):
         options = {"pairing": "half", "rope_parameters": kinds[kind]}
         alone = tiny_attention("rope", position_options=options, **SIZES)

@@ -19,8 +19,7 @@ def paper(layer, clip, out_of_range):
     def vector(table, h, i, j):
         if out_of_range == "zero" and abs(j - i) > clip:
             return 0.0
-        rows = array(table[h] if table.dim() == 3 else table)
-        return rows[max(-clip, min(clip, j - i)) + clip]
+        return array(table[h] if table.dim() == 3 else table)[max(-clip, min(clip, j - i)) + clip]
 
     tables = layer.distance_embedding
     return with_vectors(partial(vector, tables.key), partial(vector, tables.value))
@@ -50,8 +49,7 @@ def parity(case: tuple[str, bool]) -> float:
     keys, values = (tensors[f"{case}.relative_positions_{side}"] for side in ("keys", "values"))
     if per_head and keys.dim() == 2:
         keys, values = (table.expand(sizes["heads"], -1, -1) for table in (keys, values))
-    options = {**sizes["cases"][case], "per_head": per_head}
-    scheme = build_scheme(tiny_config("shaw", position_options=options))
+    scheme = build_scheme(tiny_config("shaw", position_options={**sizes["cases"][case], "per_head": per_head}))
     scheme.load_state_dict({"key": keys, "value": values}, strict=True)
     context = AttentionContext(sizes["length"], sizes["length"])
     mask = padding(sizes["real"], sizes["length"])[:, None, None, :]

@@ -31,8 +31,7 @@ def vectors(grid, width, dtype=torch.float64, **options):
 def test_equals_the_paper(width):
     grid = torch.cat([grid_ids(3, 5, outside=2), torch.randint(-1, 100, (1, 17, 2))])
     got = array(vectors(grid, width))
-    expected = [[paper(y, x, width) for y, x in row] for row in grid.tolist()]
-    assert np.abs(got - np.array(expected)).max() <= 1e-10
+    assert np.abs(got - np.array([[paper(y, x, width) for y, x in row] for row in grid.tolist()])).max() <= 1e-10
     assert np.abs(array(vectors(grid, width, amplitude=0.25)) - got / 4).max() <= 1e-12
 
 

@@ -24,8 +24,7 @@ def paper(layer, key_side=True, scale=1.0, clip=math.inf):
 
     def score(q, k, h, i, j):
         r = max(-clip, min(clip, j - i))
-        total = (q + u[h]) @ k + (q + v[h]) @ sinusoid(r)
-        return scale * (total + k @ sinusoid(-r) * key_side)
+        return scale * (((q + u[h]) @ k + (q + v[h]) @ sinusoid(r)) + k @ sinusoid(-r) * key_side)
 
     return score
 
@@ -37,15 +36,13 @@ def test_equals_the_equation(terms, scale, out_of_range, clip):
     """Past the trained range, too."""
     layer = tiny_attention("tener", position_options={"terms": terms, "scale": scale, "out_of_range": out_of_range})
     expected = paper(layer, key_side=terms == "code", scale=8**-0.5 if scale else 1.0, clip=clip)
-    hidden = torch.randn(1, 20, 24, dtype=torch.float64)
-    assert layer_error(layer, hidden, padding([18], 20), expected) <= 1e-10
+    assert layer_error(layer, torch.randn(1, 20, 24, dtype=torch.float64), padding([18], 20), expected) <= 1e-10
 
 
 @torch.no_grad()
 def test_head_of_two():
     """The original divides by zero there."""
-    layer = tiny_attention("tener", hidden_size=6)
-    assert layer(torch.randn(1, 5, 6, dtype=torch.float64))[0].isfinite().all()
+    assert tiny_attention("tener", hidden_size=6)(torch.randn(1, 5, 6, dtype=torch.float64))[0].isfinite().all()
 
 
 CASES = list(golden("tener")[0]["cases"])
