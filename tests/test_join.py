@@ -199,8 +199,12 @@ def test_undo_copies_and_pickles_under_load(bert):
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="sends a signal to a thread")
 def test_a_thread_that_waits_is_interrupted(bert):
     model, _, _, work, _ = bert
-    with busy(model) as queue:
-        threading.Timer(1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            work[0]()
-        assert not queue.waiting
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of pytest-xdist ignore it
+    try:
+        with busy(model) as queue:
+            threading.Timer(1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                work[0]()
+            assert not queue.waiting
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -109,7 +109,8 @@ def make_mask(*args: Any, **kwargs: Any) -> Any:
         MismatchError: for a pattern by a tensor of the batch, such as documents, which has other indices in a group.
     """
     batch, skips = take_batch(), ("allow_is_causal_skip", "allow_is_bidirectional_skip")
-    if _has_full_rows.get() and any(kwargs.get(name) for name in skips) and kwargs.get("local_size") is None:
+    is_recorded = not torch.compiler.is_dynamo_compiling() and _has_full_rows.get()  # Dynamo knows no ContextVar
+    if is_recorded and any(kwargs.get(name) for name in skips) and kwargs.get("local_size") is None:
         return None  # as Transformers does where no graph is recorded
     if batch is None or kwargs["batch_size"] * kwargs["q_length"] != batch.tokens:  # that of a part with masks
         return _delegates[1](*args, **kwargs)
