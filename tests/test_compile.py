@@ -6,7 +6,8 @@ from oracles import extra_inputs, tiny_model
 from selection import FEATURE_SCHEMES, with_full
 from torch._dynamo.utils import counters
 
-from hf_relpos import SCHEMES, RelPosBertForMaskedLM
+from hf_relpos import RelPosBertForMaskedLM
+from hf_relpos.schemes import SCHEMES
 
 
 LENGTHS = [9, 3, 16, 17, 30, 2, 12, 15, 18, 40, 7, 25, 33, 5, 48, 20]  # P = 16
