@@ -177,7 +177,7 @@ def test_code_of_a_checkpoint_is_neither_run_nor_offered(mined, home, command, m
     result = run_command(*(paths.get(word, word) for word in command.split()), input="y\n")
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Do you wish to run" not in result.output
-    assert "code of its own" in result.stderr or "model_type = 'own'" in result.stderr
+    assert "its own code is not run" in result.stderr or "model_type = 'own'" in result.stderr
 
 
 def test_code_of_a_tokenizer_is_neither_run_nor_offered(mined, home, monkeypatch):

@@ -1,5 +1,6 @@
 """GRAPE-M, the multiplicative half of GRAPE: rotations at learned rates (Zhang et al., arXiv 2512.07805, §2 and 3)."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -45,4 +46,5 @@ class GrapeM(RoPE, name="grape_m"):
         return angles * rates.exp(), size
 
     def forward(self, context: AttentionContext) -> Terms:
-        return super().forward(replace(context, kept=None))  # not once for all layers, as each has its own angles
+        own = replace(context, kept=None)  # not once for all layers, as each has its own angles
+        return Terms(rotate=functools.partial(self.rotate, context=own, frequencies=self.frequencies(context)))

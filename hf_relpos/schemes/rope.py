@@ -122,7 +122,7 @@ class RoPE(Scheme, name="rope"):
         vectors: torch.Tensor,
         positions: torch.Tensor,
         context: AttentionContext | None = None,
-        angles: tuple[torch.Tensor, float] | None = None,
+        frequencies: tuple[torch.Tensor, float] | None = None,
     ) -> torch.Tensor:
         """Apply R_p to every vector.
 
@@ -130,7 +130,7 @@ class RoPE(Scheme, name="rope"):
             vectors: (B, H, N, d).
             positions: (N,) or (B, N).
             context: of the call, which keeps what is made of the positions for other layers; None for short rows.
-            angles: the `frequencies` of that context.
+            frequencies: angles of position 1 and the factor; by default `frequencies` of the call.
 
         Returns:
             (B, H, N, d).
@@ -139,8 +139,8 @@ class RoPE(Scheme, name="rope"):
 
         # angles of far positions need float32, whatever the dtype of the vectors
         def make() -> Any:
-            steps, size = angles or self.frequencies(call)
-            turns = positions.to(precise(vectors.dtype))[..., None] * steps.to(precise(vectors.dtype))
+            angles, size = frequencies or self.frequencies(call)
+            turns = positions.to(precise(vectors.dtype))[..., None] * angles.to(precise(vectors.dtype))
             turns = turns if turns.dim() == 2 else turns[:, None]  # (N, w/2) or (B, 1, N, w/2)
             cosines, sines = ((size * each).to(vectors.dtype) for each in (turns.cos(), turns.sin()))
             return turn_of(cosines, sines, halves), positions  # which are kept, too: their id is of no other
@@ -154,8 +154,7 @@ class RoPE(Scheme, name="rope"):
         return torch.cat([turned(first, turn, halves), rest], dim=-1)
 
     def forward(self, context: AttentionContext) -> Terms:
-        angles = context.once((self.signature, "angles"), lambda: self.frequencies(context))
-        return Terms(rotate=functools.partial(self.rotate, context=context, angles=angles))
+        return Terms(rotate=functools.partial(self.rotate, context=context))
 
 
 class _Fields:
