@@ -206,8 +206,9 @@ def test_optimize_calls_are_as_in_transformers(plans, seed):
     if draw.random() < 1 / 8:
         ours = draw.choice([copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])(ours)
     assert inspect.signature(ours.forward) == inspect.signature(stock.forward), "another signature"
-    # sinusoids, rotations and some norms are rounded to float32, so that tokens at other positions differ
-    tolerance = 1e-6 if dtype == torch.float64 else 1e-3
+    # sinusoids, rotations and some norms are rounded to float32, so that tokens at other positions differ: by less
+    # than this share of the largest value in 2,000 random calls
+    tolerance = 1e-6 if dtype == torch.float64 else 3e-5
     for _ in range(5):
         args, inputs, real = call_of(draw, stock, name)
         mode, ids = draw.choice(MODES), args[0] if args else inputs.get("input_ids")

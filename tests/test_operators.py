@@ -1,6 +1,6 @@
 """How many operators each layer runs: short calls wait for their launches on a GPU, and for values asked of it.
 
-Limits are what was counted with PyTorch 2.11 on the CPU, views left out; one that is passed says what to look for.
+Limits are what was counted with PyTorch 2.13 on the CPU, views left out; one that is passed says what to look for.
 """
 
 import pytest
