@@ -188,6 +188,8 @@ def tiny_model(head: type, name: str, attn_implementation: str | None = None, **
     return stir(head(config)).eval()
 
 
+# options of schemes that draw random positions in training, with which they do not
+STILL = {"cape": {"max_global_shift": 0.0, "max_local_shift": 0.0, "max_global_scaling": 1.0}}
 # schemes that need nothing but tokens
 ON_TOKENS = [name for name, scheme in SCHEMES.items() if not scheme.required_inputs]
 

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from oracles import extra_inputs, padding, stir, tiny_config
+from oracles import STILL, extra_inputs, padding, stir, tiny_config
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -56,8 +56,6 @@ FIELDS = {
     "chosen biases": {"position_embedding_type": "deberta", "attention_biases": ["value"]},
     "eager": {"position_embedding_type": "transformer_xl", "attn_implementation": "eager"},
 }
-# each process would draw its own random positions
-STILL = {"cape": {"max_global_shift": 0.0, "max_local_shift": 0.0, "max_global_scaling": 1.0}}
 CASES: dict[str, dict] = {
     **{name: {"position_embedding_type": name, "position_options": STILL.get(name)} for name in SCHEMES},
     **{name: {"position_embedding_type": kind, "position_options": more} for name, (kind, more) in VARIANTS.items()},

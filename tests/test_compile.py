@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles import extra_inputs, tiny_model
+from oracles import STILL, extra_inputs, tiny_model
 from selection import FEATURE_SCHEMES, with_full
 from torch._dynamo.utils import counters
 
@@ -46,10 +46,9 @@ def test_one_graph_for_all_lengths(scheme, way):
     compiler, backend = way.split()
     torch._dynamo.reset()
     counters.clear()
-    fields = {"max_position_embeddings": max(LENGTHS)} if SCHEMES[scheme].learned_input_table else {}
-    if scheme == "cape":  # which else draws positions in training
-        fields["position_options"] = {"max_global_shift": 0, "max_local_shift": 0, "max_global_scaling": 1}
-    model = tiny_model(RelPosBertForMaskedLM, scheme, backend, num_hidden_layers=1, **fields).train()
+    fields = {"num_hidden_layers": 1, "position_options": STILL.get(scheme)}
+    fields |= {"max_position_embeddings": max(LENGTHS)} if SCHEMES[scheme].learned_input_table else {}
+    model = tiny_model(RelPosBertForMaskedLM, scheme, backend, **fields).train()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=compiler)
     for length in LENGTHS if compiler == "eager" else LENGTHS[::4]:
         arguments = batch_of(length)

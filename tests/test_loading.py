@@ -497,6 +497,6 @@ def test_loading_is_light(tmp_path):
     RelPosBertModel(RelPosBertConfig(**SIZES, position_embedding_type="shaw")).save_pretrained(tmp_path / "ours")
     transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / "stock")
     done = run_code(LIGHT, tmp_path / "ours", tmp_path / "stock")
-    rooms = "attention checkpoints deferred deprecation files host models products".split()
+    rooms = ["attention", "checkpoints", "deferred", "deprecation", "files", "host", "models", "products"]
     rooms += ["registration", "schemes", "version"]
     assert json.loads(done.stdout.splitlines()[-1]) == [rooms, [], sorted([*rooms, "families"])]

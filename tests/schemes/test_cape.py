@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 from errors import raises
-from oracles import array, golden, padding, tiny_config, tiny_model
+from oracles import STILL, array, golden, padding, tiny_config, tiny_model
 
 from hf_relpos import RelPosBertModel
-
-
-OFF = {"max_global_shift": 0, "max_local_shift": 0, "max_global_scaling": 1}
 
 
 def module_of(training=False, width=24, **options):
@@ -45,7 +42,7 @@ def test_training_draws_within_the_ranges():
     places = np.arange(40)
 
     def drawn(**ranges):
-        return positions_of(vectors(module_of(training=True, **{**OFF, **ranges}), 64, 40))
+        return positions_of(vectors(module_of(training=True, **{**STILL["cape"], **ranges}), 64, 40))
 
     shift = drawn(max_global_shift=5) - places
     assert np.ptp(shift, axis=1).max() <= 1e-6 and np.abs(shift).max() <= 5
@@ -62,7 +59,7 @@ def test_training_draws_within_the_ranges():
 def test_random_in_training_only():
     module = module_of(training=True)
     assert (vectors(module, 2, 9) - vectors(module, 2, 9)).abs().max() > 1e-2
-    off = module_of(training=True, **OFF)
+    off = module_of(training=True, **STILL["cape"])
     module.eval()
     assert torch.equal(vectors(module, 2, 9), vectors(module, 2, 9))
     assert torch.equal(vectors(module, 2, 9).expand(2, -1, -1), vectors(off, 2, 9))
