@@ -437,9 +437,8 @@ float32. `optimize` is `hf_relpos.optimize`; `accelerate_attention` is its atten
 family/model 26/2 oneDNN multiplies float32 twice as fast as MKL. On 25/17 both are equally fast, so float32 gains only
 by attention and unpadding. Sentence vectors in int8 stay close to float32; those of ONNX Runtime's int8 may not.
 **One short request is faster elsewhere**: 16 tokens of DeBERTa v3 and BERT take OpenVINO 0.76 and 0.75 of the time of
-`optimize` in float32, 0.63 and 0.60 in bfloat16, which it takes unasked; ONNX Runtime 0.72 and 0.53 in int8,
-CTranslate2 0.72 for BERT. So are full rows of BERT in OpenVINO (26/2). By two threads they lead by more. `optimize`
-needs the least memory.
+`optimize` (26/2), 0.63 and 0.60 in bfloat16, which it takes unasked; BERT 0.61 on 25/17, 0.80 with `capture=True`.
+`optimize` needs the least memory.
 """
 PEERS = ("onnxruntime", "openvino", "nncf", "disentangled-flash", "ctranslate2")  # whose releases the page names
 PEER = "ONNX Runtime"  # that is shown of many families
@@ -550,7 +549,8 @@ def card(results: dict) -> str:
     real = 100 * sum(lengths_of()) / (len(lengths_of()) * max(lengths_of()))
     text = INTRODUCTION.format(real=real, protocol=PROTOCOL)
     for about, absent, parts in tables(results):
-        left = "".join(f"\n{name} is left out: {why}\n" for name, why in absent.items())
+        left = "; ".join(f"{name} ({why})" for name, why in absent.items())
+        left = f"\nLeft out: {left}.\n" if left else ""
         packages = ", ".join(f"{name} {about['packages'][name]}" for name in PEERS if name in about["packages"])
         peers = f"\nPeers: {packages}.\n" if packages else ""
         text += f"\n## {parts[0][0]} ({machine(about)})\n\n{machine_and_versions(about)}\n\n`{about['command']}`\n"
